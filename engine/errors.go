@@ -1,0 +1,33 @@
+package engine
+
+import "errors"
+
+var (
+	// ErrClosed is returned by every call on a limiter that has been closed.
+	ErrClosed = errors.New("engine: limiter is closed")
+
+	// ErrWrongKind is returned for a key that holds another kind of state. It
+	// has changed nothing.
+	ErrWrongKind = errors.New("engine: key holds another kind of state")
+
+	// ErrInvalidKey is returned for a key that is empty or longer than
+	// MaxKeyLen. Nothing was charged.
+	ErrInvalidKey = errors.New("engine: key is not 1 to 4096 bytes long")
+
+	// ErrStorage is what every failure of the store wraps. The outcome of the
+	// call that reports it is unknown: it may or may not have been charged.
+	// After the first one the limiter answers nothing else; close it, mend the
+	// disk and open it again.
+	ErrStorage = errors.New("engine: storage failed")
+
+	// ErrInUse is returned by Open for a store that another process, or
+	// another Limiter of this one, has open.
+	ErrInUse = errors.New("engine: store is in use")
+
+	// ErrForeign is returned by Open for a store that gabion did not write.
+	ErrForeign = errors.New("engine: not a gabion store")
+
+	// ErrNewerFormat is returned by Open for a store written in a format that
+	// this version does not know.
+	ErrNewerFormat = errors.New("engine: store has a newer format")
+)

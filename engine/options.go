@@ -1,0 +1,70 @@
+package engine
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Durability is what a limiter promises when it has answered.
+type Durability uint8
+
+const (
+	// Always answers when the disk has it: nothing that was answered is ever
+	// lost. It is the default.
+	Always Durability = iota
+
+	// Interval answers at once and syncs every SyncInterval: a crash loses at
+	// most that much plus the length of one sync, whole operations only, the
+	// newest first.
+	Interval
+
+	// Never answers at once and asks for no sync: a crash, or a kill of the
+	// process, may lose whatever has not reached the disk by then, the newest
+	// first.
+	Never
+)
+
+// String returns the name of the durability as the command line spells it.
+func (d Durability) String() string {
+	switch d {
+	case Always:
+		return "always"
+	case Interval:
+		return "interval"
+	case Never:
+		return "never"
+	}
+	return "unknown"
+}
+
+// Options are the settings of a Limiter. The zero value is the safe one.
+type Options struct {
+	// Durability is when a call returns. The default is Always.
+	Durability Durability
+
+	// SyncInterval is the time between syncs under Interval, and between
+	// writes to the store under Never. The default is 10 ms.
+	SyncInterval time.Duration
+
+	// CacheSize bounds the memory that decoded states take, in bytes. The
+	// default is 256 MiB, which holds about a million short keys.
+	CacheSize int64
+
+	// BlockCacheSize bounds the memory of Pebble's cache of table blocks, in
+	// bytes. The default is 64 MiB.
+	BlockCacheSize int64
+
+	// Now is the wall clock. The default is time.Now together with the
+	// system's monotonic clock: see the package comment. One that is set here
+	// is read for every operation and may be stepped at will; going back, it
+	// is taken to stand still. It must be safe for concurrent use.
+	Now func() time.Time
+
+	// Logger is told what an operator should know. The default discards.
+	Logger *slog.Logger
+
+	// FS is the file system that holds the store. The default is the disk's.
+	FS vfs.FS
+}
