@@ -2,7 +2,6 @@ package codec
 
 import (
 	"bytes"
-	"math"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -39,7 +38,7 @@ func AppendIdentity(dst []byte, id Identity) []byte {
 func DecodeIdentity(b []byte) (Identity, error) {
 	r := open(b)
 	r.literal(writer)
-	id := Identity{Format: r.uint(math.MaxUint64), Seed: r.uint(math.MaxUint64)}
+	id := Identity{Format: r.uint(), Seed: r.uint()}
 	if err := r.finish(); err != nil {
 		return Identity{}, err
 	}

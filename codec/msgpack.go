@@ -128,9 +128,9 @@ func (r *reader) number(size int) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// uint reads a field that holds a number from 0 to max, in any of the integer
-// encodings.
-func (r *reader) uint(max uint64) uint64 {
+// uint reads a field that holds a number from 0 to 2^64-1, in any of the
+// integer encodings.
+func (r *reader) uint() uint64 {
 	if r.left == 0 {
 		r.fail("too few fields")
 		return 0
@@ -143,27 +143,30 @@ func (r *reader) uint(max uint64) uint64 {
 	c := r.b[0]
 	if c <= codeFixintMax {
 		r.b = r.b[1:]
-		if uint64(c) > max {
-			r.fail("number out of range")
-			return 0
-		}
 		return uint64(c)
 	}
 	if c < codeUint8 || c > codeInt64 {
-		r.fail("not a whole number")
+		r.fail("not a number from 0 up")
 		return 0
 	}
 	size := 1 << (c & 3)
 	v := r.number(size)
-	if c >= codeInt8 && v>>(8*size-1) != 0 || v > max {
-		r.fail("number out of range")
+	if c >= codeInt8 && v>>(8*size-1) != 0 {
+		r.fail("negative number")
 		return 0
 	}
 	return v
 }
 
 // int reads a field that holds a number from 0 to 2^63-1.
-func (r *reader) int() int64 { return int64(r.uint(math.MaxInt64)) }
+func (r *reader) int() int64 {
+	v := r.uint()
+	if v > math.MaxInt64 {
+		r.fail("number above 2^63-1")
+		return 0
+	}
+	return int64(v)
+}
 
 // literal reads a field that holds s, a string of at most 31 bytes.
 func (r *reader) literal(s string) {
