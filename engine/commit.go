@@ -49,9 +49,11 @@ const (
 // Lock order: an inFlight token, then commitMu, then the mutexes of shards in
 // ascending order.
 type rounds struct {
-	open     *round // guarded by the mutexes of all shards: read under any, changed under all
-	recent   [recentRounds]atomic.Pointer[round]
+	open   *round // guarded by the mutexes of all shards: read under any, changed under all
+	recent [recentRounds]atomic.Pointer[round]
+
 	commitMu sync.Mutex // held from a cut until its batch is applied
+	unsynced bool       // something was applied behind the last sync; guarded by commitMu
 
 	inFlight chan struct{} // a token for each round between cut and disk
 	acks     chan *round   // applied rounds that wait for the disk, oldest first
@@ -166,8 +168,9 @@ func (l *Limiter) ack() {
 	}
 }
 
-// commit cuts the open round and applies it. With sync, or if the round asks
-// for it, ack sees it to the disk, together with all that was applied before.
+// commit cuts the open round, unless it is empty, and applies it. With sync, or
+// if the round asks for it, ack sees it to the disk, together with all that was
+// applied before.
 func (l *Limiter) commit(sync bool) {
 	rs := &l.rounds
 	rs.inFlight <- struct{}{}
@@ -176,12 +179,12 @@ func (l *Limiter) commit(sync bool) {
 
 	l.lockAll()
 	r := rs.open
-	r.sync = r.sync || sync
-	if r.staged.Load() == 0 && !r.sync {
+	if r.staged.Load() == 0 && !r.sync && !(sync && rs.unsynced) {
 		l.unlockAll()
 		<-rs.inFlight
 		return
 	}
+	r.sync = r.sync || sync
 	r.batch = l.db.NewBatch()
 	rs.openNext(r.seq + 1)
 	var mark int64
@@ -236,6 +239,7 @@ func (l *Limiter) apply(r *round, mark int64) {
 		r.err = l.failure.set(err)
 	} else {
 		rs.applied.Store(r.seq)
+		rs.unsynced = !r.sync
 	}
 	close(r.applied)
 	switch {
