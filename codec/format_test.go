@@ -69,7 +69,7 @@ func parseValue(t testing.TB, text string) any {
 	if scan(text, "meta prefix %q name %q", &m.prefix, &m.name) {
 		return m
 	}
-	s := limit.State{Kind: limit.GCRA}
+	s := limit.State{Kind: limit.KindGCRA}
 	if scan(text, "gcra deadline %d", &s.GCRA.Deadline) ||
 		scan(text, "gcra deadline %d short %d count %d", &s.GCRA.Deadline, &s.GCRA.Short, &s.GCRA.Count) {
 		return s

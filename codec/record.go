@@ -10,7 +10,7 @@ import (
 // returned. It panics if s is absent, which is the absence of a record, or no
 // possible state: DecodeState would refuse it for ever after.
 func AppendState(dst []byte, s limit.State) []byte {
-	if s.Kind != limit.GCRA || !valid(s.GCRA) {
+	if s.Kind != limit.KindGCRA || !valid(s.GCRA) {
 		panic(fmt.Sprintf("codec: no record for %+v", s))
 	}
 	fields := byte(2)
@@ -19,7 +19,7 @@ func AppendState(dst []byte, s limit.State) []byte {
 	}
 	dst = append(dst, Version, codeFixarray|fields)
 	dst = appendUint(dst, uint64(s.GCRA.Deadline))
-	dst = appendUint(dst, uint64(limit.GCRA))
+	dst = appendUint(dst, uint64(limit.KindGCRA))
 	if s.GCRA.Short != 0 {
 		dst = appendUint(dst, uint64(s.GCRA.Short))
 		dst = appendUint(dst, uint64(s.GCRA.Count))
@@ -35,8 +35,8 @@ func DecodeState(b []byte) (limit.State, error) {
 	var s limit.State
 	switch {
 	case r.err != nil:
-	case kind == int64(limit.GCRA):
-		s = limit.State{Kind: limit.GCRA, GCRA: r.gcra(deadline)}
+	case kind == int64(limit.KindGCRA):
+		s = limit.State{Kind: limit.KindGCRA, GCRA: r.gcra(deadline)}
 	default:
 		r.fail("unknown kind")
 	}

@@ -17,7 +17,7 @@ import (
 // where the encoding of a number changes.
 func states() *rapid.Generator[limit.State] {
 	return rapid.Custom(func(t *rapid.T) limit.State {
-		s := limit.State{Kind: limit.GCRA}
+		s := limit.State{Kind: limit.KindGCRA}
 		s.GCRA.Deadline = numbers(1, math.MaxInt64).Draw(t, "deadline")
 		if rapid.Bool().Draw(t, "fraction") {
 			s.GCRA.Count = numbers(2, math.MaxInt64).Draw(t, "count")
@@ -131,7 +131,7 @@ func TestStateIntegers(t *testing.T) {
 		"\x01\xdc\x00\x02\x05\x01",
 		"\x01\xdd\x00\x00\x00\x02\x05\x01",
 	} {
-		checkState(t, []byte(record), limit.State{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 5}})
+		checkState(t, []byte(record), limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5}})
 		for i := range record {
 			checkNotState(t, []byte(record[:i]), codec.ErrCorrupt)
 		}
@@ -139,7 +139,7 @@ func TestStateIntegers(t *testing.T) {
 }
 
 func TestDecodeStateRefuses(t *testing.T) {
-	gcra := int(limit.GCRA)
+	gcra := int(limit.KindGCRA)
 	for name, f := range map[string][]any{
 		"no array":                  nil,
 		"no fields":                 {},
@@ -154,7 +154,7 @@ func TestDecodeStateRefuses(t *testing.T) {
 		"deadline a boolean":        {true, gcra},
 		"deadline an array":         {[]int{5}, gcra},
 		"kind nil":                  {5, nil},
-		"kind none":                 {5, int(limit.None)},
+		"kind none":                 {5, int(limit.KindNone)},
 		"kind unknown":              {5, 99},
 		"kind GCRA modulo 256":      {5, gcra + 256},
 		"kind negative":             {5, -1},
@@ -209,12 +209,12 @@ func TestAppendStateRefuses(t *testing.T) {
 		{},
 		{GCRA: limit.GCRAState{Deadline: 5}},
 		{Kind: 99, GCRA: limit.GCRAState{Deadline: 5}},
-		{Kind: limit.GCRA},
-		{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: -1}},
-		{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 5, Count: 3}},
-		{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 5, Short: 1}},
-		{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 5, Short: -1, Count: 3}},
-		{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 5, Short: 3, Count: 3}},
+		{Kind: limit.KindGCRA},
+		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: -1}},
+		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Count: 3}},
+		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Short: 1}},
+		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Short: -1, Count: 3}},
+		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Short: 3, Count: 3}},
 	} {
 		func() {
 			defer func() {
@@ -287,7 +287,7 @@ func TestTailIsSkipped(t *testing.T) {
 }
 
 func TestTailMayBeDeep(t *testing.T) {
-	want := limit.State{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 5}}
+	want := limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5}}
 	for _, c := range []struct{ open, core string }{
 		{"\x91", "\xc0"},
 		{"\x81\x01", "\xc0"},
@@ -345,8 +345,8 @@ func FuzzDecodeState(f *testing.F) {
 }
 
 var (
-	whole    = limit.State{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 1_700_000_000_000_000_001}}
-	fraction = limit.State{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 1_700_000_000_000_000_001, Short: 100, Count: 700}}
+	whole    = limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 1_700_000_000_000_000_001}}
+	fraction = limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 1_700_000_000_000_000_001, Short: 100, Count: 700}}
 )
 
 func BenchmarkAppendState(b *testing.B) {

@@ -203,7 +203,7 @@ func (l *Limiter) commit(sync bool) {
 func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
 	for i, e := range sh.staged {
 		sh.key = l.keys.AppendHead(sh.key[:0], e.slice, []byte(e.key))
-		if e.state.Kind == limit.None {
+		if e.state.Kind == limit.KindNone {
 			_ = b.Delete(sh.key, nil) // an open batch takes everything
 		} else {
 			sh.value = codec.AppendState(sh.value[:0], e.state)

@@ -105,11 +105,11 @@ func throttle(state limit.State, now int64, op *Op, d *limit.Decision) (limit.St
 	switch {
 	case err != nil:
 		return state, err
-	case state.Kind != limit.None && state.Kind != limit.GCRA:
+	case state.Kind != limit.KindNone && state.Kind != limit.KindGCRA:
 		return state, ErrWrongKind
 	}
 	*d = decision
-	return limit.State{Kind: limit.GCRA, GCRA: next}, nil
+	return limit.State{Kind: limit.KindGCRA, GCRA: next}, nil
 }
 
 func (l *Limiter) reset(op *Op, s *Stat) (round uint64, err error) {
@@ -146,7 +146,7 @@ func (l *Limiter) stat(op *Op, s *Stat) (round uint64, err error) {
 
 // statOf describes state, which is live at now or absent.
 func statOf(state limit.State, now int64) Stat {
-	if state.Kind == limit.None {
+	if state.Kind == limit.KindNone {
 		return Stat{}
 	}
 	deadline := state.Deadline()

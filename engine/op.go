@@ -39,10 +39,10 @@ type Result struct {
 
 // Stat describes a key.
 type Stat struct {
-	Kind     limit.Kind    // limit.None for an absent key
+	Kind     limit.Kind    // limit.KindNone for an absent key
 	Deadline time.Time     // when the key expires, on the engine's clock
 	TTL      time.Duration // how long until then; 0 for an absent key
 }
 
 // Exists tells whether the key is there.
-func (s Stat) Exists() bool { return s.Kind != limit.None }
+func (s Stat) Exists() bool { return s.Kind != limit.KindNone }

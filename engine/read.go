@@ -194,7 +194,7 @@ func (v *View) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int
 		if err != nil {
 			return false, err
 		}
-		if state = ttl.Live(state, v.now); state.Kind == limit.None {
+		if state = ttl.Live(state, v.now); state.Kind == limit.KindNone {
 			return true, nil
 		}
 		_, v.key, err = v.l.keys.ParseHead(v.key[:0], head)

@@ -75,7 +75,7 @@ func (l *Limiter) begin(key []byte) (turn, error) {
 			t.sh.mu.Unlock()
 			return turn{}, err
 		}
-		if state.Kind != limit.None {
+		if state.Kind != limit.KindNone {
 			t.entry = l.cacheEntry(&t, state)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 func TestLive(t *testing.T) {
-	s := limit.State{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 100}}
+	s := limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 100}}
 	for _, test := range []struct {
 		now  int64
 		want limit.State

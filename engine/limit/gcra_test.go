@@ -280,7 +280,7 @@ func TestState(t *testing.T) {
 	}{
 		{limit.State{}, 0, "none"},
 		{limit.State{GCRA: limit.GCRAState{Deadline: 7}}, 0, "none"},
-		{limit.State{Kind: limit.GCRA, GCRA: limit.GCRAState{Deadline: 7, Short: 1, Count: 2}}, 7, "gcra"},
+		{limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 7, Short: 1, Count: 2}}, 7, "gcra"},
 		{limit.State{Kind: 255}, 0, "unknown"},
 	} {
 		if got := test.s.Deadline(); got != test.deadline {
