@@ -18,9 +18,20 @@ type entry struct {
 	// it was last staged in or, when it was read from the store, the newest
 	// that was being applied then. An answer that rests on state waits for it.
 	round uint64
+
+	bytes int64 // what it counts for in its cache
 }
 
-// entryOverhead is what an entry takes in memory beside its key's bytes: the
+// size returns what e takes in memory.
+func (e *entry) size() int64 {
+	n := entryOverhead + int64(len(e.key))
+	if e.state.Kind == limit.KindRolling {
+		n += e.state.Rolling.Size()
+	}
+	return n
+}
+
+// entryOverhead is what any entry takes in memory beside its key's bytes: the
 // struct, the pointer in the ring, and its place in the map (a string header
 // and a pointer in a table that is at least half full).
 const entryOverhead = int64(unsafe.Sizeof(entry{})) + 8 + 2*24
@@ -63,7 +74,15 @@ const maxEvictSteps = 64
 func (c *cache) add(e *entry, applied uint64) {
 	c.entries[e.key] = e
 	c.ring = append(c.ring, e)
-	c.bytes += entryOverhead + int64(len(e.key))
+	c.resize(e, applied)
+}
+
+// resize takes note of the size of e, whose state has changed, and evicts
+// others to make room.
+func (c *cache) resize(e *entry, applied uint64) {
+	size := e.size()
+	c.bytes += size - e.bytes
+	e.bytes = size
 	for step := 0; c.bytes > c.capacity && step < maxEvictSteps; step++ {
 		if c.hand >= len(c.ring) {
 			c.hand = 0
@@ -87,7 +106,7 @@ func (c *cache) evict(i int) {
 	c.ring[last] = nil
 	c.ring = c.ring[:last]
 	delete(c.entries, e.key)
-	c.bytes -= entryOverhead + int64(len(e.key))
+	c.bytes -= e.bytes
 }
 
 // clear drops all entries.

@@ -97,17 +97,38 @@ func (rs *rounds) find(seq uint64) *round {
 // stage notes that e has changed at now. Whoever calls it holds sh.mu.
 func (l *Limiter) stage(sh *shard, e *entry, now int64) {
 	if !e.staged {
-		r := l.rounds.open
-		e.round, e.staged = r.seq, true
+		e.round, e.staged = l.rounds.open.seq, true
 		sh.staged = append(sh.staged, e)
-		switch r.staged.Add(1) {
-		case 1:
-			signal(l.rounds.wake)
-		case maxStaged / 2:
-			signal(l.rounds.kick)
-		}
+		l.rounds.grow()
 	}
 	sh.mark = max(sh.mark, now)
+}
+
+// besideOf returns the batch that takes one change beside the heads of sh.
+// Whoever calls it holds sh.mu.
+func (l *Limiter) besideOf(sh *shard) *pebble.Batch {
+	if sh.beside == nil {
+		sh.beside = l.db.NewBatch()
+	}
+	l.rounds.grow()
+	return sh.beside
+}
+
+// layerOf returns the layer of sh's overlay for the open round. Whoever calls
+// it holds sh.mu.
+func (l *Limiter) layerOf(sh *shard) *layer {
+	return sh.overlay.at(l.rounds.open.seq)
+}
+
+// grow counts a change in the open round, and tells the committer when it has
+// to know. Whoever calls it holds the mutex of a shard.
+func (rs *rounds) grow() {
+	switch rs.open.staged.Add(1) {
+	case 1:
+		signal(rs.wake)
+	case maxStaged / 2:
+		signal(rs.kick)
+	}
 }
 
 // signal leaves a token in c unless one is there.
@@ -213,6 +234,11 @@ func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
 		sh.staged[i] = nil
 	}
 	sh.staged = sh.staged[:0]
+	if sh.beside != nil && !sh.beside.Empty() {
+		_ = b.Apply(sh.beside, nil)
+		sh.beside.Reset()
+	}
+	sh.overlay.prune(l.rounds.applied.Load())
 }
 
 // apply makes r visible and hands it on to ack, if it is to be synced. Whoever

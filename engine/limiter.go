@@ -21,6 +21,8 @@ type Limiter struct {
 	rounds rounds
 
 	markKey []byte
+
+	lists lists
 }
 
 // Open opens the store in dir, which nobody else may have open meanwhile, and
@@ -62,6 +64,11 @@ func (l *Limiter) Close() error {
 	}
 	close(l.rounds.stop)
 	l.rounds.stopped.Wait()
+	for i := range l.shards {
+		if b := l.shards[i].beside; b != nil {
+			_ = b.Close()
+		}
+	}
 	err := l.store.close()
 	return cmp.Or(l.failure.get(), err)
 }
@@ -116,6 +123,9 @@ func (l *Limiter) Metrics() Metrics {
 }
 
 func (o *Options) setDefaults() {
+	o.QuotaMaxLimit = cmp.Or(o.QuotaMaxLimit, 10_000)
+	o.QuotaMaxWindow = cmp.Or(o.QuotaMaxWindow, 24*time.Hour)
+	o.RollingMaxWindow = cmp.Or(o.RollingMaxWindow, 24*time.Hour)
 	o.SyncInterval = cmp.Or(o.SyncInterval, 10*time.Millisecond)
 	o.CacheSize = cmp.Or(o.CacheSize, 256<<20)
 	o.BlockCacheSize = cmp.Or(o.BlockCacheSize, 64<<20)

@@ -12,27 +12,42 @@ const MaxKeyLen = 4096
 // Verb says what an Op does.
 type Verb uint8
 
-// The verbs of an Op.
+// The verbs of an Op, and the fields that each takes beside Key.
 const (
-	OpThrottle Verb = iota // decide and charge N events under Rate
-	OpProbe                // decide as OpThrottle would, and change nothing
-	OpStat                 // tell the kind and deadline of a key
-	OpReset                // forget the key
+	OpThrottle   Verb = iota // decide and charge N events under Rate
+	OpProbe                  // decide as OpThrottle would, and change nothing
+	OpTakeQuota              // spend N of Quota on the request ID
+	OpProbeQuota             // decide as OpTakeQuota would, and change nothing
+	OpQuota                  // tell what has been spent of a quota
+	OpAllow                  // record one event under Rolling if there is room
+	OpIncrement              // record as many of N events as Rolling has room for
+	OpPeek                   // count the live events under Rolling
+	OpWait                   // tell how long until Rolling has room
+	OpStat                   // tell the kind and deadline of a key
+	OpReset                  // forget the key
 )
 
 // Op is one operation on one key, as plain data.
 type Op struct {
-	Verb Verb
-	Key  []byte     // 1 to MaxKeyLen arbitrary bytes; not retained
-	Rate limit.Rate // OpThrottle, OpProbe
-	N    int64      // OpThrottle, OpProbe: 0..2^63-1
+	Verb    Verb
+	Key     []byte // 1 to MaxKeyLen arbitrary bytes; not retained
+	Rate    limit.Rate
+	Quota   limit.Quota
+	Rolling limit.Rolling
+	ID      string // 1 to 64 of A-Z a-z 0-9 _ -
+	N       int64
 }
 
-// Result is the answer to one Op.
+// Result is the answer to one Op. Only the fields that are named for its verb
+// are set, and if Err is, nothing else.
 type Result struct {
-	Decision limit.Decision // OpThrottle, OpProbe
-	Stat     Stat           // OpStat; OpReset: what the key held before
-	Err      error          // if set, nothing else is
+	Decision  limit.Decision  // OpThrottle, OpProbe
+	Grant     limit.Grant     // OpTakeQuota, OpProbeQuota
+	Quota     QuotaUsage      // OpQuota
+	Admission limit.Admission // OpAllow; OpPeek: its Count; OpWait: its Wait
+	Total     int64           // OpIncrement
+	Stat      Stat            // OpStat; OpReset: what the key held before
+	Err       error
 
 	round uint64 // the newest that the answer rests on
 }

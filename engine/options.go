@@ -56,6 +56,16 @@ type Options struct {
 	// bytes. The default is 64 MiB.
 	BlockCacheSize int64
 
+	// QuotaMaxLimit and QuotaMaxWindow are the largest limit and the longest
+	// window of a quota. The defaults are 10,000 and 24 hours; up to
+	// limit.MaxLimit and limit.MaxWindow are possible.
+	QuotaMaxLimit  int64
+	QuotaMaxWindow time.Duration
+
+	// RollingMaxWindow is the longest window of a rolling list. The default is
+	// 24 hours; up to limit.MaxWindow is possible.
+	RollingMaxWindow time.Duration
+
 	// Now is the wall clock. The default is time.Now together with the
 	// system's monotonic clock: see the package comment. One that is set here
 	// is read for every operation and may be stepped at will; going back, it

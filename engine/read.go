@@ -118,22 +118,6 @@ func (l *Limiter) newestStaged() uint64 {
 // Now returns the instant of the view.
 func (v *View) Now() time.Time { return time.Unix(0, v.now) }
 
-// Probe answers what Throttle would have answered at the instant of the view.
-func (v *View) Probe(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
-	var d limit.Decision
-	err := v.probe(&Op{Key: key, Rate: r, N: n}, &d)
-	return d, err
-}
-
-func (v *View) probe(op *Op, d *limit.Decision) error {
-	state, err := v.state(op.Key)
-	if err != nil {
-		return err
-	}
-	_, err = throttle(state, v.now, op, d)
-	return err
-}
-
 // Stat tells what key held at the instant of the view, and until when.
 func (v *View) Stat(key []byte) (Stat, error) {
 	state, err := v.state(key)
@@ -149,16 +133,26 @@ func (v *View) state(key []byte) (limit.State, error) {
 		return limit.State{}, err
 	}
 	v.key = v.l.keys.AppendHead(v.key[:0], v.l.keys.Slice(key), key)
-	// The prefix is the whole key, by which Pebble can ask its filters.
-	if !v.it.SeekPrefixGE(v.key) || !bytes.Equal(v.it.Key(), v.key) {
-		return limit.State{}, storageError(v.it.Error())
-	}
-	value, err := v.it.ValueAndErr()
-	if err != nil {
-		return limit.State{}, storageError(err)
+	value, err := v.get(v.key)
+	if value == nil {
+		return limit.State{}, err
 	}
 	state, err := decodeState(v.key, value)
 	return ttl.Live(state, v.now), err
+}
+
+// get returns the value under key, nil if there is none. It is good until the
+// view is next used.
+func (v *View) get(key []byte) ([]byte, error) {
+	// The prefix is the whole key, by which Pebble can ask its filters.
+	if !v.it.SeekPrefixGE(key) || !bytes.Equal(v.it.Key(), key) {
+		return nil, storageError(v.it.Error())
+	}
+	value, err := v.it.ValueAndErr()
+	if err != nil {
+		return nil, storageError(err)
+	}
+	return value, nil
 }
 
 // ScanEnd is the number of slices, one past the largest cursor.

@@ -26,6 +26,12 @@ type shard struct {
 	staged []*entry // changed since the last cut
 	mark   int64    // the largest now of any change
 
+	// beside is what has been staged since the last cut beside heads, in
+	// order; nil until there is something. overlay is what of it the store may
+	// not show yet.
+	beside  *pebble.Batch
+	overlay overlay
+
 	key, value []byte // scratch
 
 	_ [64]byte // keeps the mutexes of neighbours out of one cache line
@@ -91,10 +97,29 @@ func (l *Limiter) begin(key []byte) (turn, error) {
 func (l *Limiter) put(t *turn, state limit.State) {
 	if t.entry == nil {
 		t.entry = l.cacheEntry(t, state)
+	} else {
+		if state.Kind != t.state.Kind {
+			l.dropBeside(t)
+		}
+		t.entry.state = state
+		t.sh.cache.resize(t.entry, l.rounds.applied.Load())
 	}
-	t.entry.state = state
 	l.stage(t.sh, t.entry, t.now)
 	t.round = t.entry.round
+}
+
+// dropBeside stages the end of what lies beside the head that t has found, and
+// that another state is taking the place of.
+func (l *Limiter) dropBeside(t *turn) {
+	switch old := t.entry.state; old.Kind {
+	case limit.KindQuota:
+		// The records of a window that is over are dead as they are.
+		if t.state.Kind == limit.KindQuota {
+			l.dropRequests(t, old.Quota.Deadline)
+		}
+	case limit.KindRolling:
+		l.dropChunks(t, old.Rolling.Chunks())
+	}
 }
 
 func (t *turn) end() { t.sh.mu.Unlock() }

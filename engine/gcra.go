@@ -1,0 +1,66 @@
+package engine
+
+import "github.com/gabiondb/gabion/engine/limit"
+
+// Throttle decides whether n events (0..2^63-1) may pass under r, and charges
+// them to key if so. An n of 0 looks only. A denial is not an error: it has
+// changed nothing.
+//
+// Under the durability Always it returns when a charge is on disk. An error
+// that wraps ErrStorage leaves open whether it is; any other means that
+// nothing was charged. Errors: ErrInvalidKey, ErrWrongKind, ErrClosed,
+// ErrStorage, ErrCorrupt, limit.ErrInvalid, limit.ErrOutOfRange.
+func (l *Limiter) Throttle(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
+	result := l.do(Op{Verb: OpThrottle, Key: key, Rate: r, N: n})
+	return result.Decision, result.Err
+}
+
+// Probe answers what Throttle would answer at this instant, and changes
+// nothing: no state, no deadline, no byte of the store. It sees every call on
+// key that has returned.
+func (l *Limiter) Probe(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
+	result := l.do(Op{Verb: OpProbe, Key: key, Rate: r, N: n})
+	return result.Decision, result.Err
+}
+
+func (l *Limiter) throttle(op *Op, r *Result) error {
+	t, err := l.begin(op.Key)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	r.round = t.round
+	next, err := throttle(t.state, t.now, op, &r.Decision)
+	if err != nil {
+		return err
+	}
+	if r.Decision.Allowed && op.N > 0 {
+		l.put(&t, next)
+		r.round = t.round
+	}
+	return nil
+}
+
+// throttle decides op on state at now, without a look at anything else, and
+// returns the state that a charge leaves.
+func throttle(state limit.State, now int64, op *Op, d *limit.Decision) (limit.State, error) {
+	next, decision, err := state.GCRA.Take(now, op.Rate, op.N)
+	switch {
+	case err != nil:
+		return state, err
+	case !state.Is(limit.KindGCRA):
+		return state, ErrWrongKind
+	}
+	*d = decision
+	return limit.State{Kind: limit.KindGCRA, GCRA: next}, nil
+}
+
+// Probe answers what Throttle would have answered at the instant of the view.
+func (v *View) Probe(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
+	var d limit.Decision
+	state, err := v.state(key)
+	if err == nil {
+		_, err = throttle(state, v.now, &Op{Rate: r, N: n}, &d)
+	}
+	return d, err
+}

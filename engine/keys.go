@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/gabiondb/gabion/engine/limit"
+	"github.com/gabiondb/gabion/ttl"
+)
+
+// statOf describes state, which is live at now or absent.
+func statOf(state limit.State, now int64) Stat {
+	if state.Kind == limit.KindNone {
+		return Stat{}
+	}
+	deadline := state.Deadline()
+	return Stat{Kind: state.Kind, Deadline: time.Unix(0, deadline), TTL: ttl.Left(deadline, now)}
+}
+
+// Stat tells what key holds and until when. It changes nothing.
+func (l *Limiter) Stat(key []byte) (Stat, error) {
+	result := l.do(Op{Verb: OpStat, Key: key})
+	return result.Stat, result.Err
+}
+
+// TTL returns how long until key expires: 0 if it is absent.
+func (l *Limiter) TTL(key []byte) (time.Duration, error) {
+	result := l.do(Op{Verb: OpStat, Key: key})
+	return result.Stat.TTL, result.Err
+}
+
+// Reset forgets key, and tells whether it was there.
+func (l *Limiter) Reset(key []byte) (bool, error) {
+	result := l.do(Op{Verb: OpReset, Key: key})
+	return result.Stat.Exists(), result.Err
+}
+
+func (l *Limiter) reset(op *Op, r *Result) error {
+	t, err := l.begin(op.Key)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	if r.Stat = statOf(t.state, t.now); r.Stat.Exists() {
+		l.put(&t, limit.State{})
+	}
+	r.round = t.round
+	return nil
+}
+
+// ResetAll forgets every key.
+func (l *Limiter) ResetAll() error {
+	if !l.calls.enter() {
+		return ErrClosed
+	}
+	defer l.calls.exit()
+	if err := l.failure.get(); err != nil {
+		return err
+	}
+	r := l.resetAll()
+	if l.opts.Durability == Always {
+		return l.waitDurable(r.seq)
+	}
+	return l.failure.get()
+}
+
+// resetAll puts the end of all heads into a round and applies it. It keeps
+// every turn until then, so that nobody reads what is on its way out.
+func (l *Limiter) resetAll() *round {
+	rs := &l.rounds
+	rs.inFlight <- struct{}{}
+	rs.commitMu.Lock()
+	defer rs.commitMu.Unlock()
+	l.lockAll()
+	defer l.unlockAll()
+
+	now := l.clock.now()
+	for i := range l.shards {
+		sh := &l.shards[i]
+		clear(sh.staged)
+		sh.staged = sh.staged[:0]
+		if sh.beside != nil {
+			sh.beside.Reset()
+		}
+		sh.overlay = nil
+		sh.cache.clear()
+	}
+	r := rs.open
+	r.sync = r.sync || l.opts.Durability == Always
+	r.batch = l.db.NewBatch()
+	for _, span := range l.keys.StateSpans() {
+		_ = r.batch.DeleteRange(span[0], span[1], nil)
+	}
+	rs.openNext(r.seq + 1)
+	l.apply(r, now)
+	return r
+}
+
+// Sync returns when everything that was answered before it is on disk.
+func (l *Limiter) Sync() error {
+	if !l.calls.enter() {
+		return ErrClosed
+	}
+	defer l.calls.exit()
+	if err := l.failure.get(); err != nil {
+		return err
+	}
+	sh := &l.shards[0]
+	sh.mu.Lock()
+	r := l.rounds.open
+	r.sync = true
+	sh.mu.Unlock()
+	signal(l.rounds.kick)
+	<-r.done
+	return r.err
+}

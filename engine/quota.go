@@ -1,0 +1,196 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine/limit"
+	"github.com/gabiondb/gabion/ttl"
+)
+
+// TakeQuota spends cost (1..q.Limit) of key's quota on the request id, if that
+// much is left in the window, which the first accepted request opens. It does
+// so once: with an id that has been accepted in this window, at the same cost,
+// it answers what it answered then, and spends nothing. So a caller that does
+// not know what came of a request sends it again.
+//
+// An id is 1 to 64 of A-Z a-z 0-9 _ and -, and belongs to its key. Durability
+// and errors are as with Throttle, and limit.ErrConflict for an id that was
+// accepted at another cost, limit.ErrPolicyChanged for another limit or window
+// while one is open.
+func (l *Limiter) TakeQuota(key []byte, id string, q limit.Quota, cost int64) (limit.Grant, error) {
+	result := l.do(Op{Verb: OpTakeQuota, Key: key, ID: id, Quota: q, N: cost})
+	return result.Grant, result.Err
+}
+
+// ProbeQuota answers what TakeQuota would answer at this instant, and changes
+// nothing.
+func (l *Limiter) ProbeQuota(key []byte, id string, q limit.Quota, cost int64) (limit.Grant, error) {
+	result := l.do(Op{Verb: OpProbeQuota, Key: key, ID: id, Quota: q, N: cost})
+	return result.Grant, result.Err
+}
+
+// QuotaUsage tells what has been spent in a quota's open window.
+type QuotaUsage struct {
+	limit.Quota               // the policy in force; zero if no window is open
+	Used        int64         // what has been spent
+	ResetAfter  time.Duration // how long until the window closes
+}
+
+// Quota tells what has been spent of key's quota; the zero value if its window
+// is not open.
+func (l *Limiter) Quota(key []byte) (QuotaUsage, error) {
+	result := l.do(Op{Verb: OpQuota, Key: key})
+	return result.Quota, result.Err
+}
+
+func (l *Limiter) takeQuota(op *Op, r *Result) error {
+	if err := l.checkQuota(op); err != nil {
+		return err
+	}
+	t, err := l.begin(op.Key)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	r.round = t.round
+	earlier, err := l.request(&t, op.ID)
+	if err != nil {
+		return err
+	}
+	next, grant, err := takeQuota(t.state, t.now, op, earlier)
+	if err != nil {
+		return err
+	}
+	if grant.Accepted && !grant.Replay {
+		l.put(&t, next)
+		l.putRequest(&t, op.ID, limit.Request{Cost: op.N, Used: grant.Used})
+		r.round = t.round
+	}
+	r.Grant = grant
+	return nil
+}
+
+// checkQuota checks the arguments of op against what is possible at all, and
+// against the caps of the options.
+func (l *Limiter) checkQuota(op *Op) error {
+	switch {
+	case op.Quota.Limit > l.opts.QuotaMaxLimit:
+		return fmt.Errorf("%w: limit %d is outside 1..%d", limit.ErrInvalid, op.Quota.Limit, l.opts.QuotaMaxLimit)
+	case op.Quota.Window > l.opts.QuotaMaxWindow:
+		return fmt.Errorf("%w: window %v is longer than %v", limit.ErrInvalid, op.Quota.Window, l.opts.QuotaMaxWindow)
+	}
+	return limit.CheckRequestID(op.ID)
+}
+
+// takeQuota decides op on state at now, without a look at anything else, and
+// returns the state that an accepted request leaves.
+func takeQuota(state limit.State, now int64, op *Op, earlier limit.Request) (limit.State, limit.Grant, error) {
+	next, grant, err := state.Quota.Take(now, op.Quota, op.N, earlier)
+	switch {
+	case errors.Is(err, limit.ErrInvalid):
+		return state, limit.Grant{}, err
+	case !state.Is(limit.KindQuota):
+		return state, limit.Grant{}, ErrWrongKind
+	case err != nil:
+		return state, limit.Grant{}, err
+	}
+	return limit.State{Kind: limit.KindQuota, Quota: next}, grant, nil
+}
+
+// request returns the record of the request id in the window that t found open.
+func (l *Limiter) request(t *turn, id string) (limit.Request, error) {
+	if t.state.Kind != limit.KindQuota {
+		return limit.Request{}, nil
+	}
+	sh := t.sh
+	sh.key = l.keys.AppendRequestKey(sh.key[:0], t.state.Quota.Deadline, t.key, id)
+	lower := sh.key[:len(sh.key)-len(id)]
+	if r, known := sh.overlay.request(lower, sh.key); known {
+		return r, nil
+	}
+	value, closer, err := l.db.Get(sh.key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return limit.Request{}, nil
+	}
+	if err != nil {
+		return limit.Request{}, storageError(err)
+	}
+	defer closer.Close()
+	return decodeRequest(sh.key, value)
+}
+
+func decodeRequest(key, value []byte) (limit.Request, error) {
+	r, err := codec.DecodeRequest(value)
+	if err != nil {
+		return limit.Request{}, fmt.Errorf("%w: %q: %w", ErrCorrupt, key, err)
+	}
+	return r, nil
+}
+
+// putRequest stages the record of the request id beside the head of t, which
+// has just been put.
+func (l *Limiter) putRequest(t *turn, id string, r limit.Request) {
+	sh := t.sh
+	sh.key = l.keys.AppendRequestKey(sh.key[:0], t.entry.state.Quota.Deadline, t.key, id)
+	sh.value = codec.AppendRequest(sh.value[:0], r)
+	_ = l.besideOf(sh).Set(sh.key, sh.value, nil)
+	l.layerOf(sh).addRequest(sh.key, r)
+}
+
+// dropRequests stages the end of the request records of the window that closes
+// at deadline.
+func (l *Limiter) dropRequests(t *turn, deadline int64) {
+	lower, upper := l.keys.RequestBounds(deadline, t.key)
+	_ = l.besideOf(t.sh).DeleteRange(lower, upper, nil)
+	l.layerOf(t.sh).clearRequests(lower, upper)
+}
+
+// ProbeQuota answers what TakeQuota would have answered at the instant of the
+// view.
+func (v *View) ProbeQuota(key []byte, id string, q limit.Quota, cost int64) (limit.Grant, error) {
+	op := &Op{Key: key, ID: id, Quota: q, N: cost}
+	if err := v.l.checkQuota(op); err != nil {
+		return limit.Grant{}, err
+	}
+	state, err := v.state(key)
+	if err != nil {
+		return limit.Grant{}, err
+	}
+	var earlier limit.Request
+	if state.Kind == limit.KindQuota {
+		v.key = v.l.keys.AppendRequestKey(v.key[:0], state.Quota.Deadline, key, id)
+		value, err := v.get(v.key)
+		if err != nil {
+			return limit.Grant{}, err
+		}
+		if value != nil {
+			if earlier, err = decodeRequest(v.key, value); err != nil {
+				return limit.Grant{}, err
+			}
+		}
+	}
+	_, grant, err := takeQuota(state, v.now, op, earlier)
+	return grant, err
+}
+
+// Quota tells what had been spent of key's quota at the instant of the view.
+func (v *View) Quota(key []byte) (QuotaUsage, error) {
+	state, err := v.state(key)
+	switch {
+	case err != nil:
+		return QuotaUsage{}, err
+	case !state.Is(limit.KindQuota):
+		return QuotaUsage{}, ErrWrongKind
+	}
+	q := state.Quota
+	return QuotaUsage{
+		Quota:      limit.Quota{Limit: q.Limit, Window: q.Window},
+		Used:       q.Used,
+		ResetAfter: ttl.Left(q.Deadline, v.now),
+	}, nil
+}

@@ -1,0 +1,218 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine/limit"
+)
+
+// Allow records an event in key's rolling list if w has room for it. Durability
+// and errors are as with Throttle.
+func (l *Limiter) Allow(key []byte, w limit.Rolling) (limit.Admission, error) {
+	result := l.do(Op{Verb: OpAllow, Key: key, Rolling: w})
+	return result.Admission, result.Err
+}
+
+// Increment records as many of n events (0..limit.MaxLimit) in key's rolling
+// list as w has room for. The total that it returns is the number of live
+// events as if all had been recorded, but at most one more than fit; so all
+// were recorded if it is at most w.Limit.
+func (l *Limiter) Increment(key []byte, w limit.Rolling, n int64) (total int64, err error) {
+	result := l.do(Op{Verb: OpIncrement, Key: key, Rolling: w, N: n})
+	return result.Total, result.Err
+}
+
+// Peek counts the live events in key's rolling list, and changes nothing.
+func (l *Limiter) Peek(key []byte, w limit.Rolling) (int64, error) {
+	result := l.do(Op{Verb: OpPeek, Key: key, Rolling: w})
+	return result.Admission.Count, result.Err
+}
+
+// Wait tells how long it is until Allow would allow an event: 0 if it would
+// right now, limit.Never if w allows none. It changes nothing.
+func (l *Limiter) Wait(key []byte, w limit.Rolling) (time.Duration, error) {
+	result := l.do(Op{Verb: OpWait, Key: key, Rolling: w})
+	return result.Admission.Wait, result.Err
+}
+
+// record carries out OpAllow and OpIncrement.
+func (l *Limiter) record(op *Op, r *Result) error {
+	if err := l.checkRolling(op.Rolling); err != nil {
+		return err
+	}
+	t, err := l.begin(op.Key)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	r.round = t.round
+	list, err := listOf(t.state)
+	if err != nil {
+		return err
+	}
+	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(&t, &list, ordinal) }
+	var next limit.RollingState
+	var change limit.Change
+	if op.Verb == OpAllow {
+		next, r.Admission, change, err = list.Allow(t.now, op.Rolling, chunks)
+	} else {
+		next, r.Total, change, err = list.Increment(t.now, op.Rolling, op.N, chunks)
+	}
+	switch {
+	case err != nil:
+		return rollingError(op.Key, err)
+	case change.Recorded == 0:
+		if t.state.Kind == limit.KindRolling {
+			*t.state.Rolling = next // it may know its chunks better
+			t.sh.cache.resize(t.entry, l.rounds.applied.Load())
+		}
+		return nil
+	}
+	l.dropChunks(&t, change.Dead)
+	if t.state.Kind == limit.KindRolling {
+		*t.state.Rolling = next
+		l.put(&t, t.state)
+	} else {
+		l.put(&t, newList(next))
+	}
+	if change.Seal != nil {
+		l.putChunk(&t, change.Seal)
+	}
+	r.round = t.round
+	return nil
+}
+
+func (l *Limiter) checkRolling(w limit.Rolling) error {
+	if w.Window > l.opts.RollingMaxWindow {
+		return fmt.Errorf("%w: window %v is longer than %v", limit.ErrInvalid, w.Window, l.opts.RollingMaxWindow)
+	}
+	return w.Validate()
+}
+
+// listOf returns the rolling list that state holds, an empty one if it is
+// absent.
+func listOf(state limit.State) (limit.RollingState, error) {
+	switch state.Kind {
+	case limit.KindNone:
+		return limit.RollingState{}, nil
+	case limit.KindRolling:
+		return *state.Rolling, nil
+	}
+	return limit.RollingState{}, ErrWrongKind
+}
+
+// newList returns the state of a key that holds list.
+func newList(list limit.RollingState) limit.State {
+	return limit.State{Kind: limit.KindRolling, Rolling: &list}
+}
+
+// rollingError names the key whose chunks can't be read.
+func rollingError(key []byte, err error) error {
+	if errors.Is(err, limit.ErrCorrupt) {
+		return fmt.Errorf("%w: %q: %w", ErrCorrupt, key, err)
+	}
+	return err
+}
+
+// chunk returns the chunk of list, which t has found, that holds ordinal.
+func (l *Limiter) chunk(t *turn, list *limit.RollingState, ordinal int64) (*limit.Chunk, error) {
+	if c := t.sh.overlay.chunk(t.key, ordinal); c != nil {
+		return c, nil
+	}
+	it, err := l.db.NewIter(nil)
+	if err != nil {
+		return nil, storageError(err)
+	}
+	defer it.Close()
+	t.sh.key = l.keys.AppendChunkKey(t.sh.key[:0], t.slice, t.key, ordinal+1)
+	return chunkBefore(it, t.sh.key)
+}
+
+// chunkBefore returns the last chunk before key. Whether it is the one that is
+// looked for its reader knows: if it is none at all, or one of another list,
+// that is nil or a chunk that does not fit.
+func chunkBefore(it *pebble.Iterator, key []byte) (*limit.Chunk, error) {
+	if !it.SeekLT(key) {
+		return nil, storageError(it.Error())
+	}
+	const ordinal = 8 // bytes at the end of a chunk's key
+	if n := len(key) - ordinal; len(it.Key()) != len(key) || string(it.Key()[:n]) != string(key[:n]) {
+		return nil, nil
+	}
+	value, err := it.ValueAndErr()
+	if err != nil {
+		return nil, storageError(err)
+	}
+	c, err := codec.DecodeChunk(value)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", ErrCorrupt, it.Key(), err)
+	}
+	return c, nil
+}
+
+func (l *Limiter) putChunk(t *turn, c *limit.Chunk) {
+	sh := t.sh
+	sh.key = l.keys.AppendChunkKey(sh.key[:0], t.slice, t.key, c.Runs[0].Ordinal)
+	sh.value = codec.AppendChunk(sh.value[:0], c)
+	_ = l.besideOf(sh).Set(sh.key, sh.value, nil)
+	l.layerOf(sh).addChunk(t.key, c)
+}
+
+// dropChunks stages the end of the chunks in span.
+func (l *Limiter) dropChunks(t *turn, span limit.Span) {
+	if span.Empty() {
+		return
+	}
+	lower := l.keys.AppendChunkKey(nil, t.slice, t.key, span.From)
+	if span.Single {
+		_ = l.besideOf(t.sh).Delete(lower, nil)
+		return
+	}
+	upper := l.keys.AppendChunkKey(nil, t.slice, t.key, span.To)
+	_ = l.besideOf(t.sh).DeleteRange(lower, upper, nil)
+}
+
+// Peek counts the events in key's rolling list that were live at the instant
+// of the view.
+func (v *View) Peek(key []byte, w limit.Rolling) (count int64, err error) {
+	err = v.list(key, w, func(list limit.RollingState, chunks limit.ChunkReader) error {
+		count, err = list.Peek(v.now, w, chunks)
+		return err
+	})
+	return count, err
+}
+
+// Wait tells how long it was, at the instant of the view, until Allow would
+// allow an event.
+func (v *View) Wait(key []byte, w limit.Rolling) (wait time.Duration, err error) {
+	err = v.list(key, w, func(list limit.RollingState, chunks limit.ChunkReader) error {
+		wait, err = list.Wait(v.now, w, chunks)
+		return err
+	})
+	return wait, err
+}
+
+// list calls fn with key's rolling list and a reader of its chunks.
+func (v *View) list(key []byte, w limit.Rolling, fn func(limit.RollingState, limit.ChunkReader) error) error {
+	if err := v.l.checkRolling(w); err != nil {
+		return err
+	}
+	state, err := v.state(key)
+	if err != nil {
+		return err
+	}
+	list, err := listOf(state)
+	if err != nil {
+		return err
+	}
+	slice := v.l.keys.Slice(key)
+	return rollingError(key, fn(list, func(ordinal int64) (*limit.Chunk, error) {
+		v.key = v.l.keys.AppendChunkKey(v.key[:0], slice, key, ordinal+1)
+		return chunkBefore(v.it, v.key)
+	}))
+}
