@@ -12,12 +12,22 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// What the bytes of an example may stand for, besides states and identities.
+// What the bytes of an example may stand for, besides the types of package
+// limit and identities.
 type (
 	head struct {
 		prefix string
 		seed   uint64
 		key    string
+	}
+	chunkKey struct {
+		head
+		ordinal int64
+	}
+	requestKey struct {
+		prefix   string
+		deadline int64
+		key, id  string
 	}
 	meta struct{ prefix, name string }
 	mark int64
@@ -27,7 +37,7 @@ type (
 type example struct {
 	line  string
 	bytes []byte
-	value any // head, meta, limit.State, codec.Identity or mark
+	value any
 }
 
 // examples returns the examples in the file at path: all lines that have an =,
@@ -65,14 +75,22 @@ func parseValue(t testing.TB, text string) any {
 	if scan(text, "head prefix %q seed %d key %q", &h.prefix, &h.seed, &h.key) {
 		return h
 	}
+	var c chunkKey
+	if scan(text, "chunk prefix %q seed %d key %q ordinal %d", &c.prefix, &c.seed, &c.key, &c.ordinal) {
+		return c
+	}
+	var r requestKey
+	if scan(text, "request prefix %q deadline %d key %q id %q", &r.prefix, &r.deadline, &r.key, &r.id) {
+		return r
+	}
 	var m meta
 	if scan(text, "meta prefix %q name %q", &m.prefix, &m.name) {
 		return m
 	}
-	s := limit.State{Kind: limit.KindGCRA}
-	if scan(text, "gcra deadline %d", &s.GCRA.Deadline) ||
-		scan(text, "gcra deadline %d short %d count %d", &s.GCRA.Deadline, &s.GCRA.Short, &s.GCRA.Count) {
-		return s
+	var g limit.GCRAState
+	if scan(text, "gcra deadline %d", &g.Deadline) ||
+		scan(text, "gcra deadline %d short %d count %d", &g.Deadline, &g.Short, &g.Count) {
+		return limit.State{Kind: limit.KindGCRA, GCRA: g}
 	}
 	var id codec.Identity
 	if scan(text, "identity format %d seed %d", &id.Format, &id.Seed) {
@@ -103,6 +121,21 @@ func (e example) check(t *testing.T) {
 		slice, key, err := k.ParseHead(nil, e.bytes)
 		if slice != want || string(key) != v.key || err != nil {
 			t.Errorf("%s: ParseHead = %d, %q, %v, want %d, %q", e.line, slice, key, err, want, v.key)
+		}
+	case chunkKey:
+		k := codec.Keyspace{Prefix: []byte(v.prefix), Seed: v.seed}
+		want := k.Slice([]byte(v.key))
+		got = k.AppendChunkKey(nil, want, []byte(v.key), v.ordinal)
+		slice, key, ordinal, err := k.ParseChunkKey(nil, e.bytes)
+		if slice != want || string(key) != v.key || ordinal != v.ordinal || err != nil {
+			t.Errorf("%s: ParseChunkKey = %d, %q, %d, %v, want %d, %q, %d", e.line, slice, key, ordinal, err, want, v.key, v.ordinal)
+		}
+	case requestKey:
+		k := codec.Keyspace{Prefix: []byte(v.prefix)}
+		got = k.AppendRequestKey(nil, v.deadline, []byte(v.key), v.id)
+		deadline, key, id, err := k.ParseRequestKey(nil, e.bytes)
+		if deadline != v.deadline || string(key) != v.key || id != v.id || err != nil {
+			t.Errorf("%s: ParseRequestKey = %d, %q, %q, %v, want %d, %q, %q", e.line, deadline, key, id, err, v.deadline, v.key, v.id)
 		}
 	case meta:
 		if v.name != codec.MetaIdentity && v.name != codec.MetaMark {
@@ -140,6 +173,7 @@ func TestNoAllocations(t *testing.T) {
 	k := codec.Keyspace{Prefix: []byte("app/"), Seed: 1}
 	key := []byte("user:\x00:12345678901")
 	h := k.AppendHead(nil, 0x1234, key)
+	chunk := k.AppendChunkKey(nil, 0x1234, key, 50)
 	record := codec.AppendState(nil, fraction)
 	value := codec.AppendMark(nil, 1_700_000_000_000_000_001)
 	identity := codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: 1})
@@ -149,6 +183,9 @@ func TestNoAllocations(t *testing.T) {
 		"AppendHead":       func() { k.AppendHead(buf, 0x1234, key) },
 		"AppendSliceStart": func() { k.AppendSliceStart(buf, 0x1234) },
 		"ParseHead":        func() { k.ParseHead(buf, h) },
+		"AppendChunkKey":   func() { k.AppendChunkKey(buf, 0x1234, key, 50) },
+		"ParseChunkKey":    func() { k.ParseChunkKey(buf, chunk) },
+		"AppendRequestKey": func() { k.AppendRequestKey(buf, 1_700_000_060_000_000_000, key, "order-1") },
 		"AppendMeta":       func() { k.AppendMeta(buf, codec.MetaMark) },
 		"AppendState":      func() { codec.AppendState(buf, fraction) },
 		"DecodeState":      func() { codec.DecodeState(record) },
