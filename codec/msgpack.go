@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // The first byte of a MessagePack element tells its type and, for the fix
@@ -55,6 +56,20 @@ func appendUint(dst []byte, v uint64) []byte {
 		return binary.BigEndian.AppendUint32(append(dst, codeUint32), uint32(v))
 	}
 	return binary.BigEndian.AppendUint64(append(dst, codeUint64), v)
+}
+
+// closeBin makes the bytes of dst from start on the content of a byte string.
+// They are at most 65,535, and the two bytes before them are left for its size.
+func closeBin(dst []byte, start int) []byte {
+	size := len(dst) - start
+	if size > math.MaxUint8 {
+		dst = slices.Insert(dst, start, 0)
+		dst[start-2] = codeBin16
+		binary.BigEndian.PutUint16(dst[start-1:], uint16(size))
+		return dst
+	}
+	dst[start-2], dst[start-1] = codeBin8, byte(size)
+	return dst
 }
 
 // reader reads a value: a version byte, then an array. It takes the fields
@@ -128,19 +143,25 @@ func (r *reader) number(size int) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// uint reads a field that holds a number from 0 to 2^64-1, in any of the
-// integer encodings.
-func (r *reader) uint() uint64 {
+// field begins to read a field. It returns the first byte of it, which is
+// still to be read.
+func (r *reader) field() byte {
 	if r.left == 0 {
 		r.fail("too few fields")
-		return 0
+		return codeNil
 	}
 	if len(r.b) == 0 {
 		r.fail("truncated")
-		return 0
+		return codeNil
 	}
 	r.left--
-	c := r.b[0]
+	return r.b[0]
+}
+
+// uint reads a field that holds a number from 0 to 2^64-1, in any of the
+// integer encodings.
+func (r *reader) uint() uint64 {
+	c := r.field()
 	if c <= codeFixintMax {
 		r.b = r.b[1:]
 		return uint64(c)
@@ -177,6 +198,28 @@ func (r *reader) literal(s string) {
 	}
 	r.left--
 	r.b = r.b[n:]
+}
+
+// bin reads a field that holds a byte string and returns it. It is of the
+// bytes that are read, which it shares.
+func (r *reader) bin() []byte {
+	c := r.field()
+	if c < codeBin8 || c > codeBin32 {
+		r.fail("not a byte string")
+		return nil
+	}
+	return r.take(r.number(1 << (c - codeBin8)))
+}
+
+// take reads size bytes.
+func (r *reader) take(size uint64) []byte {
+	if size > uint64(len(r.b)) {
+		r.fail("truncated")
+		return nil
+	}
+	b := r.b[:size]
+	r.b = r.b[size:]
+	return b
 }
 
 // skip reads over one element, and leaves those inside it to be read next.
@@ -233,11 +276,7 @@ func (r *reader) skip() {
 		r.fail("unknown element")
 		return
 	}
-	if size > uint64(len(r.b)) {
-		r.fail("truncated")
-		return
-	}
-	r.b = r.b[size:]
+	r.take(size)
 }
 
 // finish skips the fields that are left, which a later version may have

@@ -10,25 +10,20 @@ import (
 // returned. It panics if s is absent, which is the absence of a record, or no
 // possible state: DecodeState would refuse it for ever after.
 func AppendState(dst []byte, s limit.State) []byte {
-	if s.Kind != limit.KindGCRA || !valid(s.GCRA) {
-		panic(fmt.Sprintf("codec: no record for %+v", s))
+	switch {
+	case s.Kind == limit.KindGCRA && validGCRA(s.GCRA):
+		return appendGCRA(dst, s.GCRA)
+	case s.Kind == limit.KindQuota && s.Quota.Valid():
+		return appendQuota(dst, s.Quota)
+	case s.Kind == limit.KindRolling && s.Rolling != nil && s.Rolling.Valid():
+		return appendRolling(dst, s.Rolling)
 	}
-	fields := byte(2)
-	if s.GCRA.Short != 0 {
-		fields = 4
-	}
-	dst = append(dst, Version, codeFixarray|fields)
-	dst = appendUint(dst, uint64(s.GCRA.Deadline))
-	dst = appendUint(dst, uint64(limit.KindGCRA))
-	if s.GCRA.Short != 0 {
-		dst = appendUint(dst, uint64(s.GCRA.Short))
-		dst = appendUint(dst, uint64(s.GCRA.Count))
-	}
-	return dst
+	panic(fmt.Sprintf("codec: no record for %+v", s))
 }
 
 // DecodeState returns the state that the record b holds; it is never an absent
-// one. Errors wrap ErrCorrupt or ErrVersion.
+// one. A rolling list gets memory of its own, in which a few more runs have
+// room. Errors wrap ErrCorrupt or ErrVersion.
 func DecodeState(b []byte) (limit.State, error) {
 	r := open(b)
 	deadline, kind := r.int(), r.int()
@@ -37,6 +32,10 @@ func DecodeState(b []byte) (limit.State, error) {
 	case r.err != nil:
 	case kind == int64(limit.KindGCRA):
 		s = limit.State{Kind: limit.KindGCRA, GCRA: r.gcra(deadline)}
+	case kind == int64(limit.KindQuota):
+		s = limit.State{Kind: limit.KindQuota, Quota: r.quota(deadline)}
+	case kind == int64(limit.KindRolling):
+		s = limit.State{Kind: limit.KindRolling, Rolling: r.rolling(deadline)}
 	default:
 		r.fail("unknown kind")
 	}
@@ -44,6 +43,22 @@ func DecodeState(b []byte) (limit.State, error) {
 		return limit.State{}, err
 	}
 	return s, nil
+}
+
+// appendRecord begins a record with so many fields, deadline and kind included.
+func appendRecord(dst []byte, fields byte, deadline int64, kind limit.Kind) []byte {
+	dst = append(dst, Version, codeFixarray|fields)
+	dst = appendUint(dst, uint64(deadline))
+	return appendUint(dst, uint64(kind))
+}
+
+func appendGCRA(dst []byte, s limit.GCRAState) []byte {
+	if s.Short == 0 {
+		return appendRecord(dst, 2, s.Deadline, limit.KindGCRA)
+	}
+	dst = appendRecord(dst, 4, s.Deadline, limit.KindGCRA)
+	dst = appendUint(dst, uint64(s.Short))
+	return appendUint(dst, uint64(s.Count))
 }
 
 // gcra reads the fields of a GCRA record that follow its kind.
@@ -56,15 +71,15 @@ func (r *reader) gcra(deadline int64) limit.GCRAState {
 			r.fail("zero count")
 		}
 	}
-	if !valid(s) {
+	if !validGCRA(s) {
 		r.fail("impossible GCRA state")
 	}
 	return s
 }
 
-// valid tells whether s satisfies what limit.GCRAState promises, and is not
+// validGCRA tells whether s satisfies what limit.GCRAState promises, and is not
 // absent.
-func valid(s limit.GCRAState) bool {
+func validGCRA(s limit.GCRAState) bool {
 	if s.Short == 0 {
 		return s.Deadline > 0 && s.Count == 0
 	}
