@@ -8,6 +8,10 @@
 //	head := keyspace.AppendHead(nil, slice, key)
 //	record := codec.AppendState(nil, state)
 //
+// What doesn't fit into one record lies under keys of its own: the chunks of a
+// rolling list (AppendChunkKey, AppendChunk) and the requests that a quota has
+// accepted (AppendRequestKey, AppendRequest).
+//
 // Values are a version byte and a MessagePack array. Decoding is strict: bytes
 // that no version of this package could have written are an error, never a
 // default, since a rate limit read as zero is a fresh one. Whatever decodes
@@ -15,8 +19,9 @@
 // their methods without a further look.
 //
 // The Append functions append to dst, as those of strconv do. All but
-// AppendIdentity allocate only where dst has no room, and reading allocates
-// only for an error.
+// AppendIdentity allocate only where dst has no room. Reading allocates only for
+// an error and for what the result points to: a rolling list, a chunk, the id
+// of a request.
 package codec
 
 import "errors"

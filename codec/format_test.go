@@ -12,12 +12,22 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// What the bytes of an example may stand for, besides states and identities.
+// What the bytes of an example may stand for, besides the types of package
+// limit and identities.
 type (
 	head struct {
 		prefix string
 		seed   uint64
 		key    string
+	}
+	chunkKey struct {
+		head
+		ordinal int64
+	}
+	requestKey struct {
+		prefix   string
+		deadline int64
+		key, id  string
 	}
 	meta struct{ prefix, name string }
 	mark int64
@@ -27,7 +37,7 @@ type (
 type example struct {
 	line  string
 	bytes []byte
-	value any // head, meta, limit.State, codec.Identity or mark
+	value any
 }
 
 // examples returns the examples in the file at path: all lines that have an =,
@@ -65,14 +75,41 @@ func parseValue(t testing.TB, text string) any {
 	if scan(text, "head prefix %q seed %d key %q", &h.prefix, &h.seed, &h.key) {
 		return h
 	}
+	var c chunkKey
+	if scan(text, "chunk prefix %q seed %d key %q ordinal %d", &c.prefix, &c.seed, &c.key, &c.ordinal) {
+		return c
+	}
+	var r requestKey
+	if scan(text, "request prefix %q deadline %d key %q id %q", &r.prefix, &r.deadline, &r.key, &r.id) {
+		return r
+	}
 	var m meta
 	if scan(text, "meta prefix %q name %q", &m.prefix, &m.name) {
 		return m
 	}
-	s := limit.State{Kind: limit.KindGCRA}
-	if scan(text, "gcra deadline %d", &s.GCRA.Deadline) ||
-		scan(text, "gcra deadline %d short %d count %d", &s.GCRA.Deadline, &s.GCRA.Short, &s.GCRA.Count) {
-		return s
+	var g limit.GCRAState
+	if scan(text, "gcra deadline %d", &g.Deadline) ||
+		scan(text, "gcra deadline %d short %d count %d", &g.Deadline, &g.Short, &g.Count) {
+		return limit.State{Kind: limit.KindGCRA, GCRA: g}
+	}
+	var q limit.QuotaState
+	if scan(text, "quota deadline %d used %d limit %d window %d", &q.Deadline, &q.Used, &q.Limit, &q.Window) {
+		return limit.State{Kind: limit.KindQuota, Quota: q}
+	}
+	var request limit.Request
+	if scan(text, "request cost %d used %d", &request.Cost, &request.Used) {
+		return request
+	}
+	what, runs, _ := strings.Cut(text, " runs ")
+	var l limit.RollingState
+	if scan(what, "rolling deadline %d front %d first %d next %d", &l.Deadline, &l.Front, &l.First, &l.Next) {
+		l.Runs = parseRuns(t, runs)
+		return limit.State{Kind: limit.KindRolling, Rolling: &l}
+	}
+	var chunk limit.Chunk
+	if scan(what, "chunk next %d after %d", &chunk.Next, &chunk.After) {
+		chunk.Runs = parseRuns(t, runs)
+		return &chunk
 	}
 	var id codec.Identity
 	if scan(text, "identity format %d seed %d", &id.Format, &id.Seed) {
@@ -84,6 +121,28 @@ func parseValue(t testing.TB, text string) any {
 	}
 	t.Fatalf("cannot read %q", text)
 	return nil
+}
+
+// parseRuns reads runs as ordinal@stamp. n*events@gap is n more of them, each
+// so many events and nanoseconds after the one before it.
+func parseRuns(t testing.TB, text string) []limit.Run {
+	var runs []limit.Run
+	for _, item := range strings.Fields(text) {
+		var n int
+		var run limit.Run
+		switch {
+		case scan(item, "%d@%d", &run.Ordinal, &run.Stamp):
+			runs = append(runs, run)
+		case scan(item, "%d*%d@%d", &n, &run.Ordinal, &run.Stamp) && len(runs) > 0:
+			for range n {
+				last := runs[len(runs)-1]
+				runs = append(runs, limit.Run{Stamp: last.Stamp + run.Stamp, Ordinal: last.Ordinal + run.Ordinal})
+			}
+		default:
+			t.Fatalf("cannot read the run %q", item)
+		}
+	}
+	return runs
 }
 
 // scan reads text, all of it, as fmt.Sscanf does.
@@ -104,6 +163,21 @@ func (e example) check(t *testing.T) {
 		if slice != want || string(key) != v.key || err != nil {
 			t.Errorf("%s: ParseHead = %d, %q, %v, want %d, %q", e.line, slice, key, err, want, v.key)
 		}
+	case chunkKey:
+		k := codec.Keyspace{Prefix: []byte(v.prefix), Seed: v.seed}
+		want := k.Slice([]byte(v.key))
+		got = k.AppendChunkKey(nil, want, []byte(v.key), v.ordinal)
+		slice, key, ordinal, err := k.ParseChunkKey(nil, e.bytes)
+		if slice != want || string(key) != v.key || ordinal != v.ordinal || err != nil {
+			t.Errorf("%s: ParseChunkKey = %d, %q, %d, %v, want %d, %q, %d", e.line, slice, key, ordinal, err, want, v.key, v.ordinal)
+		}
+	case requestKey:
+		k := codec.Keyspace{Prefix: []byte(v.prefix)}
+		got = k.AppendRequestKey(nil, v.deadline, []byte(v.key), v.id)
+		deadline, key, id, err := k.ParseRequestKey(nil, e.bytes)
+		if deadline != v.deadline || string(key) != v.key || id != v.id || err != nil {
+			t.Errorf("%s: ParseRequestKey = %d, %q, %q, %v, want %d, %q, %q", e.line, deadline, key, id, err, v.deadline, v.key, v.id)
+		}
 	case meta:
 		if v.name != codec.MetaIdentity && v.name != codec.MetaMark {
 			t.Errorf("%s: there is no such name", e.line)
@@ -112,6 +186,12 @@ func (e example) check(t *testing.T) {
 	case limit.State:
 		got = codec.AppendState(nil, v)
 		checkState(t, e.bytes, v)
+	case limit.Request:
+		got = codec.AppendRequest(nil, v)
+		checkRequest(t, e.bytes, v)
+	case *limit.Chunk:
+		got = codec.AppendChunk(nil, v)
+		checkChunk(t, e.bytes, v)
 	case codec.Identity:
 		got = codec.AppendIdentity(nil, v)
 		checkIdentity(t, e.bytes, v)
@@ -136,28 +216,53 @@ func TestFormatExamples(t *testing.T) {
 	}
 }
 
-func TestNoAllocations(t *testing.T) {
+// A decision appends to what it decodes and to buffers of its own, and so
+// allocates nothing but what outlives it.
+func TestAllocations(t *testing.T) {
 	k := codec.Keyspace{Prefix: []byte("app/"), Seed: 1}
 	key := []byte("user:\x00:12345678901")
 	h := k.AppendHead(nil, 0x1234, key)
-	record := codec.AppendState(nil, fraction)
-	value := codec.AppendMark(nil, 1_700_000_000_000_000_001)
+	c := k.AppendChunkKey(nil, 0x1234, key, 50)
+	r := k.AppendRequestKey(nil, quota.Quota.Deadline, key, "order-1")
+	gcraRecord := codec.AppendState(nil, fraction)
+	quotaRecord := codec.AppendState(nil, quota)
+	list, chunk := rolling(limit.MaxRuns), sealed(50)
+	rollingRecord := codec.AppendState(nil, list)
+	chunkValue := codec.AppendChunk(nil, chunk)
+	requestValue := codec.AppendRequest(nil, request)
+	markValue := codec.AppendMark(nil, 1_700_000_000_000_000_001)
 	identity := codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: 1})
-	buf := make([]byte, 0, 64)
-	for name, f := range map[string]func(){
-		"Slice":            func() { k.Slice(key) },
-		"AppendHead":       func() { k.AppendHead(buf, 0x1234, key) },
-		"AppendSliceStart": func() { k.AppendSliceStart(buf, 0x1234) },
-		"ParseHead":        func() { k.ParseHead(buf, h) },
-		"AppendMeta":       func() { k.AppendMeta(buf, codec.MetaMark) },
-		"AppendState":      func() { codec.AppendState(buf, fraction) },
-		"DecodeState":      func() { codec.DecodeState(record) },
-		"AppendMark":       func() { codec.AppendMark(buf, 1_700_000_000_000_000_001) },
-		"DecodeMark":       func() { codec.DecodeMark(value) },
-		"DecodeIdentity":   func() { codec.DecodeIdentity(identity) },
+	buf := make([]byte, 0, 512)
+	for name, c := range map[string]struct {
+		want float64
+		f    func()
+	}{
+		"Slice":              {0, func() { k.Slice(key) }},
+		"AppendHead":         {0, func() { k.AppendHead(buf, 0x1234, key) }},
+		"AppendSliceStart":   {0, func() { k.AppendSliceStart(buf, 0x1234) }},
+		"ParseHead":          {0, func() { k.ParseHead(buf, h) }},
+		"AppendChunkKey":     {0, func() { k.AppendChunkKey(buf, 0x1234, key, 50) }},
+		"ParseChunkKey":      {0, func() { k.ParseChunkKey(buf, c) }},
+		"AppendRequestKey":   {0, func() { k.AppendRequestKey(buf, quota.Quota.Deadline, key, "order-1") }},
+		"AppendRequestStart": {0, func() { k.AppendRequestStart(buf, quota.Quota.Deadline) }},
+		"ParseRequestKey":    {1, func() { k.ParseRequestKey(buf, r) }}, // the id
+		"AppendMeta":         {0, func() { k.AppendMeta(buf, codec.MetaMark) }},
+		"AppendState gcra":   {0, func() { codec.AppendState(buf, fraction) }},
+		"DecodeState gcra":   {0, func() { codec.DecodeState(gcraRecord) }},
+		"AppendState quota":  {0, func() { codec.AppendState(buf, quota) }},
+		"DecodeState quota":  {0, func() { codec.DecodeState(quotaRecord) }},
+		"AppendState list":   {0, func() { codec.AppendState(buf, list) }},
+		"DecodeState list":   {2, func() { codec.DecodeState(rollingRecord) }}, // the state and its runs
+		"AppendChunk":        {0, func() { codec.AppendChunk(buf, chunk) }},
+		"DecodeChunk":        {2, func() { codec.DecodeChunk(chunkValue) }}, // the chunk and its runs
+		"AppendRequest":      {0, func() { codec.AppendRequest(buf, request) }},
+		"DecodeRequest":      {0, func() { codec.DecodeRequest(requestValue) }},
+		"AppendMark":         {0, func() { codec.AppendMark(buf, 1_700_000_000_000_000_001) }},
+		"DecodeMark":         {0, func() { codec.DecodeMark(markValue) }},
+		"DecodeIdentity":     {0, func() { codec.DecodeIdentity(identity) }},
 	} {
-		if n := testing.AllocsPerRun(100, f); n != 0 {
-			t.Errorf("%s allocates %v times", name, n)
+		if n := testing.AllocsPerRun(100, c.f); n != c.want {
+			t.Errorf("%s allocates %v times, want %v", name, n, c.want)
 		}
 	}
 }

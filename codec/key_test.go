@@ -5,10 +5,12 @@ import (
 	"cmp"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine/limit"
 	"pgregory.net/rapid"
 )
 
@@ -107,8 +109,8 @@ func TestParseHeadRefuses(t *testing.T) {
 func TestHeadOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := keyspaces().Draw(t, "keyspace")
-		slices := rapid.OneOf(rapid.Uint16Range(254, 258), rapid.Uint16())
-		sliceA, sliceB := slices.Draw(t, "slice a"), slices.Draw(t, "slice b")
+		slice := rapid.OneOf(rapid.Uint16Range(254, 258), rapid.Uint16())
+		sliceA, sliceB := slice.Draw(t, "slice a"), slice.Draw(t, "slice b")
 		keyA, keyB := awkward(1).Draw(t, "key a"), awkward(1).Draw(t, "key b")
 		if rapid.Bool().Draw(t, "related") {
 			keyB = append(bytes.Clone(keyA), keyB...)
@@ -125,11 +127,232 @@ func TestHeadOrder(t *testing.T) {
 	})
 }
 
+func ordinals() *rapid.Generator[int64] { return numbers(0, math.MaxInt64) }
+
+func ids() *rapid.Generator[string] { return rapid.StringMatching(`[A-Za-z0-9_-]{1,64}`) }
+
+func TestChunkKeyRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := keyspaces().Draw(t, "keyspace")
+		slice, key := rapid.Uint16().Draw(t, "slice"), awkward(1).Draw(t, "key")
+		ordinal := ordinals().Draw(t, "ordinal")
+		before := awkward(0).Draw(t, "before")
+
+		chunk := k.AppendChunkKey(bytes.Clone(before), slice, key, ordinal)
+		if !bytes.HasPrefix(chunk, before) {
+			t.Fatalf("AppendChunkKey made %x of what was in dst, %x", chunk, before)
+		}
+		chunk = chunk[len(before):]
+		gotSlice, gotKey, gotOrdinal, err := k.ParseChunkKey(bytes.Clone(before), chunk)
+		want := append(bytes.Clone(before), key...)
+		if err != nil || gotSlice != slice || !bytes.Equal(gotKey, want) || gotOrdinal != ordinal {
+			t.Fatalf("ParseChunkKey(%x, %x) = %d, %x, %d, %v, want %d, %x, %d",
+				before, chunk, gotSlice, gotKey, gotOrdinal, err, slice, want, ordinal)
+		}
+
+		for i := range chunk {
+			checkNotChunkKey(t, k, chunk[:i])
+		}
+		checkNotChunkKey(t, k, append(bytes.Clone(chunk), rapid.Byte().Draw(t, "trailing")))
+	})
+}
+
+func checkNotChunkKey(t fataler, k codec.Keyspace, b []byte) {
+	slice, key, ordinal, err := k.ParseChunkKey([]byte("dst"), b)
+	if !errors.Is(err, codec.ErrCorrupt) || slice != 0 || string(key) != "dst" || ordinal != 0 {
+		t.Fatalf(`ParseChunkKey("dst", %x) with prefix %x = %d, %q, %d, %v, want 0, "dst", 0, ErrCorrupt`,
+			b, k.Prefix, slice, key, ordinal, err)
+	}
+}
+
+func TestParseChunkKeyRefuses(t *testing.T) {
+	k := codec.Keyspace{Prefix: []byte("p/")}
+	for name, b := range map[string]string{
+		"nothing":             "",
+		"another prefix":      "q/c\x12\x34a\x00\x01\x00\x00\x00\x00\x00\x00\x00\x05",
+		"another tag":         "p/h\x12\x34a\x00\x01\x00\x00\x00\x00\x00\x00\x00\x05",
+		"half a slice":        "p/c\x12",
+		"no key":              "p/c\x12\x34",
+		"no end":              "p/c\x12\x34a",
+		"empty key":           "p/c\x12\x34\x00\x01\x00\x00\x00\x00\x00\x00\x00\x05",
+		"an unknown escape":   "p/c\x12\x34a\x00\x02\x00\x01\x00\x00\x00\x00\x00\x00\x00\x05",
+		"no ordinal":          "p/c\x12\x34a\x00\x01",
+		"half an ordinal":     "p/c\x12\x34a\x00\x01\x00\x00\x00\x05",
+		"ordinal 2^63":        "p/c\x12\x34a\x00\x01\x80\x00\x00\x00\x00\x00\x00\x00",
+		"ordinal 2^64-1":      "p/c\x12\x34a\x00\x01\xff\xff\xff\xff\xff\xff\xff\xff",
+		"bytes after the end": "p/c\x12\x34a\x00\x01\x00\x00\x00\x00\x00\x00\x00\x05\x00",
+	} {
+		t.Run(name, func(t *testing.T) { checkNotChunkKey(t, k, []byte(b)) })
+	}
+}
+
+func TestChunkKeyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := keyspaces().Draw(t, "keyspace")
+		slice := rapid.OneOf(rapid.Uint16Range(254, 258), rapid.Uint16())
+		sliceA, sliceB := slice.Draw(t, "slice a"), slice.Draw(t, "slice b")
+		keyA, keyB := awkward(1).Draw(t, "key a"), awkward(1).Draw(t, "key b")
+		ordinalA, ordinalB := ordinals().Draw(t, "ordinal a"), ordinals().Draw(t, "ordinal b")
+		if rapid.Bool().Draw(t, "same slice") {
+			sliceB = sliceA
+		}
+		switch rapid.IntRange(0, 2).Draw(t, "related") {
+		case 1:
+			keyB = append(bytes.Clone(keyA), keyB...)
+		case 2:
+			keyB = keyA
+		}
+		a, b := k.AppendChunkKey(nil, sliceA, keyA, ordinalA), k.AppendChunkKey(nil, sliceB, keyB, ordinalB)
+
+		want := cmp.Or(cmp.Compare(sliceA, sliceB), bytes.Compare(keyA, keyB), cmp.Compare(ordinalA, ordinalB))
+		if got := bytes.Compare(a, b); got != want {
+			t.Fatalf("the keys of chunks %d %x %d and %d %x %d compare as %d, want %d",
+				sliceA, keyA, ordinalA, sliceB, keyB, ordinalB, got, want)
+		}
+		if want != 0 && (bytes.HasPrefix(a, b) || bytes.HasPrefix(b, a)) {
+			t.Fatalf("of the keys %x and %x of chunks one is a prefix of the other", a, b)
+		}
+
+		// The span of one list's ordinals holds those chunks and no others.
+		to := max(ordinalA, ordinals().Draw(t, "to"))
+		inside := sliceA == sliceB && bytes.Equal(keyA, keyB) && ordinalA <= ordinalB && ordinalB < to
+		if got := within(b, a, k.AppendChunkKey(nil, sliceA, keyA, to)); got != inside {
+			t.Fatalf("chunk %d %x %d is within %d..%d of %d %x: %t, want %t",
+				sliceB, keyB, ordinalB, ordinalA, to, sliceA, keyA, got, inside)
+		}
+	})
+}
+
+func TestRequestKeyRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := keyspaces().Draw(t, "keyspace")
+		deadline := numbers(1, math.MaxInt64).Draw(t, "deadline")
+		key, id := awkward(1).Draw(t, "key"), ids().Draw(t, "id")
+		before := awkward(0).Draw(t, "before")
+
+		request := k.AppendRequestKey(bytes.Clone(before), deadline, key, id)
+		if !bytes.HasPrefix(request, before) {
+			t.Fatalf("AppendRequestKey made %x of what was in dst, %x", request, before)
+		}
+		request = request[len(before):]
+		gotDeadline, gotKey, gotID, err := k.ParseRequestKey(bytes.Clone(before), request)
+		want := append(bytes.Clone(before), key...)
+		if err != nil || gotDeadline != deadline || !bytes.Equal(gotKey, want) || gotID != id {
+			t.Fatalf("ParseRequestKey(%x, %x) = %d, %x, %q, %v, want %d, %x, %q",
+				before, request, gotDeadline, gotKey, gotID, err, deadline, want, id)
+		}
+
+		for i := range len(request) - len(id) + 1 {
+			checkNotRequestKey(t, k, request[:i])
+		}
+		checkNotRequestKey(t, k, append(bytes.Clone(request), "\x00\x01\xff./ :"[rapid.IntRange(0, 6).Draw(t, "trailing")]))
+	})
+}
+
+func checkNotRequestKey(t fataler, k codec.Keyspace, b []byte) {
+	deadline, key, id, err := k.ParseRequestKey([]byte("dst"), b)
+	if !errors.Is(err, codec.ErrCorrupt) || errors.Is(err, limit.ErrInvalid) || deadline != 0 || string(key) != "dst" || id != "" {
+		t.Fatalf(`ParseRequestKey("dst", %x) with prefix %x = %d, %q, %q, %v, want 0, "dst", "", ErrCorrupt`,
+			b, k.Prefix, deadline, key, id, err)
+	}
+}
+
+func TestParseRequestKeyRefuses(t *testing.T) {
+	k := codec.Keyspace{Prefix: []byte("p/")}
+	for name, b := range map[string]string{
+		"nothing":           "",
+		"another prefix":    "q/q\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x01id",
+		"another tag":       "p/c\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x01id",
+		"no deadline":       "p/q",
+		"half a deadline":   "p/q\x00\x00\x00\x05",
+		"deadline 0":        "p/q\x00\x00\x00\x00\x00\x00\x00\x00a\x00\x01id",
+		"deadline 2^63":     "p/q\x80\x00\x00\x00\x00\x00\x00\x00a\x00\x01id",
+		"deadline 2^64-1":   "p/q\xff\xff\xff\xff\xff\xff\xff\xffa\x00\x01id",
+		"no key":            "p/q\x00\x00\x00\x00\x00\x00\x00\x05",
+		"no end":            "p/q\x00\x00\x00\x00\x00\x00\x00\x05aid",
+		"empty key":         "p/q\x00\x00\x00\x00\x00\x00\x00\x05\x00\x01id",
+		"an unknown escape": "p/q\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x02\x00\x01id",
+		"no id":             "p/q\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x01",
+		"a blank in the id": "p/q\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x01i d",
+		"a zero in the id":  "p/q\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x01i\x00\xffd",
+		"another end":       "p/q\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x01id\x00\x01",
+		"an id of 65 bytes": "p/q\x00\x00\x00\x00\x00\x00\x00\x05a\x00\x01" + strings.Repeat("i", 65),
+	} {
+		t.Run(name, func(t *testing.T) { checkNotRequestKey(t, k, []byte(b)) })
+	}
+}
+
+func TestRequestKeyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := keyspaces().Draw(t, "keyspace")
+		deadlines := numbers(1, math.MaxInt64)
+		deadlineA, deadlineB := deadlines.Draw(t, "deadline a"), deadlines.Draw(t, "deadline b")
+		keyA, keyB := awkward(1).Draw(t, "key a"), awkward(1).Draw(t, "key b")
+		idA, idB := ids().Draw(t, "id a"), ids().Draw(t, "id b")
+		if rapid.Bool().Draw(t, "same deadline") {
+			deadlineB = deadlineA
+		}
+		switch rapid.IntRange(0, 2).Draw(t, "related") {
+		case 1:
+			keyB = append(bytes.Clone(keyA), keyB...)
+		case 2:
+			keyB = keyA
+		}
+		a, b := k.AppendRequestKey(nil, deadlineA, keyA, idA), k.AppendRequestKey(nil, deadlineB, keyB, idB)
+
+		want := cmp.Or(cmp.Compare(deadlineA, deadlineB), bytes.Compare(keyA, keyB), cmp.Compare(idA, idB))
+		if got := bytes.Compare(a, b); got != want {
+			t.Fatalf("the keys of requests %d %x %q and %d %x %q compare as %d, want %d",
+				deadlineA, keyA, idA, deadlineB, keyB, idB, got, want)
+		}
+
+		lower, upper := k.RequestBounds(deadlineA, keyA)
+		inside := deadlineA == deadlineB && bytes.Equal(keyA, keyB)
+		if !within(a, lower, upper) || within(b, lower, upper) != inside {
+			t.Fatalf("requests %x and %x are within %x to %x, of the first's window: %t, %t, want true, %t",
+				a, b, lower, upper, within(a, lower, upper), within(b, lower, upper), inside)
+		}
+
+		// A window is over from its deadline on.
+		start, end := k.AppendRequestStart(nil, 0), k.AppendRequestStart(nil, deadlineA+1)
+		if got, want := within(b, start, end), deadlineB <= deadlineA; got != want {
+			t.Fatalf("request %x with deadline %d is dead at %d: %t, want %t", b, deadlineB, deadlineA, got, want)
+		}
+	})
+}
+
+func TestRequestStartAtTheEnd(t *testing.T) {
+	var k codec.Keyspace
+	now := int64(math.MaxInt64)
+	last := k.AppendRequestKey(nil, now, []byte("\xff"), "z")
+	if start := k.AppendRequestStart(nil, now); bytes.Compare(last, start) < 0 {
+		t.Errorf("request %x lies before %x, the start of its deadline", last, start)
+	}
+	if end := k.AppendRequestStart(nil, now+1); bytes.Compare(last, end) >= 0 {
+		t.Errorf("request %x lies after %x, the end of what is dead at its deadline", last, end)
+	}
+}
+
+func TestStateSpans(t *testing.T) {
+	k := codec.Keyspace{Prefix: []byte("p/")}
+	want := [][2]string{{"p/c", "p/d"}, {"p/h", "p/i"}, {"p/q", "p/r"}}
+	var got [][2]string
+	for _, span := range k.StateSpans() {
+		got = append(got, [2]string{string(span[0]), string(span[1])})
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("StateSpans() = %q, want %q", got, want)
+	}
+}
+
 func TestBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := keyspaces().Draw(t, "keyspace")
 		slice := rapid.OneOf(rapid.SampledFrom([]uint16{0, math.MaxUint16}), rapid.Uint16()).Draw(t, "slice")
-		head := k.AppendHead(nil, slice, awkward(1).Draw(t, "key"))
+		key := awkward(1).Draw(t, "key")
+		head := k.AppendHead(nil, slice, key)
+		chunk := k.AppendChunkKey(nil, slice, key, ordinals().Draw(t, "ordinal"))
+		request := k.AppendRequestKey(nil, numbers(1, math.MaxInt64).Draw(t, "deadline"), key, ids().Draw(t, "id"))
 		meta := k.AppendMeta(nil, rapid.StringN(0, 8, -1).Draw(t, "name"))
 		from, to := k.AppendSliceStart(nil, int(slice)), k.AppendSliceStart(nil, int(slice)+1)
 		first, end := k.AppendSliceStart(nil, 0), k.AppendSliceStart(nil, codec.Slices)
@@ -140,12 +363,31 @@ func TestBounds(t *testing.T) {
 		if !within(head, first, end) {
 			t.Fatalf("head %x is outside the heads, %x to %x", head, first, end)
 		}
-		if within(meta, first, end) {
-			t.Fatalf("meta key %x is inside the heads, %x to %x", meta, first, end)
+		for _, key := range [][]byte{chunk, request, meta} {
+			if within(key, first, end) {
+				t.Fatalf("key %x is inside the heads, %x to %x", key, first, end)
+			}
+		}
+		for _, c := range []struct {
+			key  []byte
+			want []bool
+		}{
+			{chunk, []bool{true, false, false}},
+			{head, []bool{false, true, false}},
+			{request, []bool{false, false, true}},
+			{meta, []bool{false, false, false}},
+		} {
+			var got []bool
+			for _, span := range k.StateSpans() {
+				got = append(got, within(c.key, span[0], span[1]))
+			}
+			if !slices.Equal(got, c.want) {
+				t.Fatalf("key %x is within the spans of state %x: %v, want %v", c.key, k.StateSpans(), got, c.want)
+			}
 		}
 
 		lower, upper := k.Bounds()
-		for _, key := range [][]byte{head, meta, first, end} {
+		for _, key := range [][]byte{head, chunk, request, meta, first, end} {
 			if !within(key, lower, upper) {
 				t.Fatalf("key %x is outside the bounds %x to %x", key, lower, upper)
 			}
@@ -179,23 +421,39 @@ func TestBoundsAtTheEnd(t *testing.T) {
 	}
 }
 
-func FuzzParseHead(f *testing.F) {
+func FuzzParseKey(f *testing.F) {
 	for _, e := range examples(f, "testdata/v1.txt") {
-		if head, ok := e.value.(head); ok {
-			f.Add([]byte(head.prefix), e.bytes)
+		switch v := e.value.(type) {
+		case head:
+			f.Add([]byte(v.prefix), e.bytes)
+		case chunkKey:
+			f.Add([]byte(v.prefix), e.bytes)
+		case requestKey:
+			f.Add([]byte(v.prefix), e.bytes)
 		}
 	}
 	f.Add([]byte{}, []byte("h\x00\x00\x00\xff\x00\xff\x00\x01"))
 	f.Add([]byte("h"), []byte("hh\x00\x00\x00\x01"))
 	f.Fuzz(func(t *testing.T, prefix, b []byte) {
 		k := codec.Keyspace{Prefix: prefix}
-		slice, key, err := k.ParseHead(nil, b)
-		if err != nil {
+		var found [][]byte
+		if slice, key, err := k.ParseHead(nil, b); err != nil {
 			checkNotHead(t, k, b)
-			return
+		} else {
+			found = append(found, k.AppendHead(nil, slice, key))
 		}
-		if again := k.AppendHead(nil, slice, key); !bytes.Equal(again, b) {
-			t.Fatalf("ParseHead(%x) = %d, %x, whose head is %x", b, slice, key, again)
+		if slice, key, ordinal, err := k.ParseChunkKey(nil, b); err != nil {
+			checkNotChunkKey(t, k, b)
+		} else {
+			found = append(found, k.AppendChunkKey(nil, slice, key, ordinal))
+		}
+		if deadline, key, id, err := k.ParseRequestKey(nil, b); err != nil {
+			checkNotRequestKey(t, k, b)
+		} else {
+			found = append(found, k.AppendRequestKey(nil, deadline, key, id))
+		}
+		if len(found) > 1 || len(found) == 1 && !bytes.Equal(found[0], b) {
+			t.Fatalf("key %x with prefix %x is read as %x", b, prefix, found)
 		}
 	})
 }
@@ -237,5 +495,23 @@ func BenchmarkParseHead(b *testing.B) {
 				_, buf, _ = k.ParseHead(buf[:0], head)
 			}
 		})
+	}
+}
+
+func BenchmarkAppendChunkKey(b *testing.B) {
+	k := codec.Keyspace{Seed: 1}
+	key := []byte("user:12345678901")
+	var buf []byte
+	for b.Loop() {
+		buf = k.AppendChunkKey(buf[:0], 0x1234, key, 50)
+	}
+}
+
+func BenchmarkAppendRequestKey(b *testing.B) {
+	k := codec.Keyspace{Seed: 1}
+	key := []byte("user:12345678901")
+	var buf []byte
+	for b.Loop() {
+		buf = k.AppendRequestKey(buf[:0], 1_700_000_060_000_000_001, key, "order-1")
 	}
 }

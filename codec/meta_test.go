@@ -121,12 +121,7 @@ func TestDecodeMarkRefuses(t *testing.T) {
 }
 
 func TestAppendMarkRefuses(t *testing.T) {
-	defer func() {
-		if recover() == nil {
-			t.Error("AppendMark(nil, -1) did not panic")
-		}
-	}()
-	codec.AppendMark(nil, -1)
+	checkPanic(t, "AppendMark(nil, -1)", func() { codec.AppendMark(nil, -1) })
 }
 
 func BenchmarkAppendMark(b *testing.B) {

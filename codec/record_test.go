@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"testing"
 
 	"github.com/gabiondb/gabion/codec"
@@ -16,6 +17,10 @@ import (
 // states draws every state that has a record, most often close to the places
 // where the encoding of a number changes.
 func states() *rapid.Generator[limit.State] {
+	return rapid.OneOf(gcraStates(), quotaStates(), rollingStates())
+}
+
+func gcraStates() *rapid.Generator[limit.State] {
 	return rapid.Custom(func(t *rapid.T) limit.State {
 		s := limit.State{Kind: limit.KindGCRA}
 		s.GCRA.Deadline = numbers(1, math.MaxInt64).Draw(t, "deadline")
@@ -38,9 +43,17 @@ func numbers(low, high int64) *rapid.Generator[int64] {
 
 // fields returns what the record of s holds, in order.
 func fields(s limit.State) []any {
-	f := []any{uint64(s.GCRA.Deadline), uint64(s.Kind)}
-	if s.GCRA.Short != 0 {
-		f = append(f, uint64(s.GCRA.Short), uint64(s.GCRA.Count))
+	f := []any{uint64(s.Deadline()), uint64(s.Kind)}
+	switch s.Kind {
+	case limit.KindGCRA:
+		if s.GCRA.Short != 0 {
+			f = append(f, uint64(s.GCRA.Short), uint64(s.GCRA.Count))
+		}
+	case limit.KindQuota:
+		f = append(f, uint64(s.Quota.Used), uint64(s.Quota.Limit), uint64(s.Quota.Window))
+	case limit.KindRolling:
+		l := s.Rolling
+		f = append(f, uint64(l.Front), uint64(l.First), uint64(l.Next), spell(l.Runs, l.Deadline, l.Next))
 	}
 	return f
 }
@@ -84,10 +97,10 @@ func TestStateAgainstLibrary(t *testing.T) {
 		record = record[len(before):]
 
 		if want := encode(t, fields(s), true); !bytes.Equal(record, want) {
-			t.Fatalf("AppendState(%+v) = %x, the library writes %x", s, record, want)
+			t.Fatalf("AppendState(%s) = %x, the library writes %x", show(s), record, want)
 		}
 		if got, want := fmt.Sprint(decode(t, record)), fmt.Sprint(fields(s)); got != want {
-			t.Fatalf("the library reads %s in the record of %+v, want %s", got, s, want)
+			t.Fatalf("the library reads %s in the record of %s, want %s", got, show(s), want)
 		}
 		checkState(t, record, s)
 		checkState(t, encode(t, fields(s), false), s)
@@ -95,15 +108,29 @@ func TestStateAgainstLibrary(t *testing.T) {
 }
 
 func checkState(t fataler, b []byte, want limit.State) {
-	if got, err := codec.DecodeState(b); err != nil || got != want {
-		t.Fatalf("DecodeState(%x) = %+v, %v, want %+v", b, got, err, want)
+	if got, err := codec.DecodeState(b); err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("DecodeState(%x) = %s, %v, want %s", b, show(got), err, show(want))
 	}
+}
+
+// show prints s with what is in its list.
+func show(s limit.State) string {
+	if s.Rolling == nil {
+		return fmt.Sprintf("%+v", s)
+	}
+	return fmt.Sprintf("%v list %+v", s.Kind, *s.Rolling)
 }
 
 func checkNotState(t fataler, b []byte, want error) {
 	if got, err := codec.DecodeState(b); !errors.Is(err, want) || got != (limit.State{}) {
-		t.Fatalf("DecodeState(%x) = %+v, %v, want no state, %v", b, got, err, want)
+		t.Fatalf("DecodeState(%x) = %s, %v, want no state, %v", b, show(got), err, want)
 	}
+}
+
+// checkNotFields makes sure that no record has the fields f.
+func checkNotFields(t *testing.T, f []any) {
+	checkNotState(t, encode(t, f, true), codec.ErrCorrupt)
+	checkNotState(t, encode(t, f, false), codec.ErrCorrupt)
 }
 
 func TestStateIsWhole(t *testing.T) {
@@ -175,10 +202,7 @@ func TestDecodeStateRefuses(t *testing.T) {
 		"deadline 0, and more":      {0, gcra, 0, 0, "later"},
 		"deadline 0 and a fraction": {0, gcra, 1, 3},
 	} {
-		t.Run(name, func(t *testing.T) {
-			checkNotState(t, encode(t, f, true), codec.ErrCorrupt)
-			checkNotState(t, encode(t, f, false), codec.ErrCorrupt)
-		})
+		t.Run(name, func(t *testing.T) { checkNotFields(t, f) })
 	}
 	for name, b := range map[string]string{
 		"a map":                "\x01\x81\x05\x01",
@@ -210,21 +234,34 @@ func TestAppendStateRefuses(t *testing.T) {
 		{GCRA: limit.GCRAState{Deadline: 5}},
 		{Kind: 99, GCRA: limit.GCRAState{Deadline: 5}},
 		{Kind: limit.KindGCRA},
+		{Kind: limit.KindGCRA, Quota: quota.Quota},
 		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: -1}},
 		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Count: 3}},
 		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Short: 1}},
 		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Short: -1, Count: 3}},
 		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Short: 3, Count: 3}},
+		{Kind: limit.KindQuota},
+		{Kind: limit.KindQuota, GCRA: whole.GCRA},
+		{Kind: limit.KindQuota, Quota: limit.QuotaState{Deadline: 5, Used: 0, Limit: 2, Window: 3}},
+		{Kind: limit.KindQuota, Quota: limit.QuotaState{Deadline: 5, Used: 3, Limit: 2, Window: 3}},
+		{Kind: limit.KindRolling},
+		{Kind: limit.KindRolling, Quota: quota.Quota},
+		{Kind: limit.KindRolling, Rolling: &limit.RollingState{}},
+		{Kind: limit.KindRolling, Rolling: &limit.RollingState{Deadline: 5, Next: 1}},
+		{Kind: limit.KindRolling, Rolling: rolling(limit.MaxRuns + 1).Rolling},
 	} {
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Errorf("AppendState(%+v) did not panic", s)
-				}
-			}()
-			codec.AppendState(nil, s)
-		}()
+		checkPanic(t, fmt.Sprintf("AppendState(%s)", show(s)), func() { codec.AppendState(nil, s) })
 	}
+}
+
+func checkPanic(t *testing.T, call string, f func()) {
+	t.Helper()
+	defer func() {
+		if recover() == nil {
+			t.Errorf("%s did not panic", call)
+		}
+	}()
+	f()
 }
 
 // tail draws a field that a later version may have added, of any type.
@@ -275,7 +312,10 @@ func (n extension) EncodeMsgpack(e *msgpack.Encoder) error {
 func TestTailIsSkipped(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := states().Draw(t, "state")
-		f := append(fields(s), uint64(0), uint64(0))[:4]
+		f := fields(s)
+		if len(f) == 2 { // a whole arrival time: zeros hold the place of a fraction
+			f = append(f, uint64(0), uint64(0))
+		}
 		f = append(f, rapid.SliceOfN(tail(), 1, 15).Draw(t, "tail")...)
 		b := encode(t, f, rapid.Bool().Draw(t, "compact"))
 
@@ -328,20 +368,39 @@ func FuzzDecodeState(f *testing.F) {
 		}
 		want := fields(s)
 		for i := range min(n, len(want)) {
-			if got, err := d.DecodeUint64(); err != nil || got != want[i] {
-				t.Fatalf("the library reads %d, %v in field %d of %x, want %d", got, err, i, b, want[i])
+			var got any
+			if _, ok := want[i].([]byte); ok {
+				got, err = d.DecodeBytes()
+			} else {
+				got, err = d.DecodeUint64()
+			}
+			if err != nil || !reflect.DeepEqual(got, want[i]) {
+				t.Fatalf("the library reads %v, %v in field %d of %x, want %v", got, err, i, b, want[i])
 			}
 		}
 
-		for _, count := range []int64{1, 3, 1e9 + 7, math.MaxInt64} {
-			for _, now := range []int64{1, s.GCRA.Deadline - 1, s.GCRA.Deadline, math.MaxInt64} {
-				r := limit.Rate{Burst: 9, Count: count, Period: 1e9}
-				if _, _, err := s.GCRA.Take(now, r, 1); err != nil && !errors.Is(err, limit.ErrOutOfRange) {
-					t.Fatalf("Take(%d, %+v, 1) on %+v: %v", now, r, s, err)
-				}
+		for _, now := range []int64{1, s.Deadline() - 1, s.Deadline(), math.MaxInt64} {
+			switch s.Kind {
+			case limit.KindGCRA:
+				checkGCRADecisions(t, s.GCRA, now)
+			case limit.KindQuota:
+				checkQuotaDecisions(t, s.Quota, now)
+			case limit.KindRolling:
+				checkRollingDecisions(t, *s.Rolling, now, limit.Rolling{Limit: 9, Window: 1e9}, nil)
 			}
 		}
 	})
+}
+
+// checkGCRADecisions makes sure that a decision on s ends in an answer, or in
+// an error that is not about s.
+func checkGCRADecisions(t fataler, s limit.GCRAState, now int64) {
+	for _, count := range []int64{1, 3, 1e9 + 7, math.MaxInt64} {
+		r := limit.Rate{Burst: 9, Count: count, Period: 1e9}
+		if _, _, err := s.Take(now, r, 1); err != nil && !errors.Is(err, limit.ErrOutOfRange) {
+			t.Fatalf("Take(%d, %+v, 1) on %+v: %v", now, r, s, err)
+		}
+	}
 }
 
 var (
@@ -349,12 +408,25 @@ var (
 	fraction = limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 1_700_000_000_000_000_001, Short: 100, Count: 700}}
 )
 
+// benchmarkStates are states of all kinds and sizes.
+var benchmarkStates = []struct {
+	name  string
+	state limit.State
+}{
+	{"whole", whole},
+	{"fraction", fraction},
+	{"quota", quota},
+	{"list of 1", rolling(1)},
+	{"list of 10", rolling(10)},
+	{"list of 100", rolling(100)},
+}
+
 func BenchmarkAppendState(b *testing.B) {
-	for name, s := range map[string]limit.State{"whole": whole, "fraction": fraction} {
-		b.Run(name, func(b *testing.B) {
+	for _, c := range benchmarkStates {
+		b.Run(c.name, func(b *testing.B) {
 			var buf []byte
 			for b.Loop() {
-				buf = codec.AppendState(buf[:0], s)
+				buf = codec.AppendState(buf[:0], c.state)
 			}
 		})
 	}
@@ -386,9 +458,9 @@ func (w *sliceWriter) WriteByte(c byte) error {
 }
 
 func BenchmarkDecodeState(b *testing.B) {
-	for name, s := range map[string]limit.State{"whole": whole, "fraction": fraction} {
-		b.Run(name, func(b *testing.B) {
-			record := codec.AppendState(nil, s)
+	for _, c := range benchmarkStates {
+		b.Run(c.name, func(b *testing.B) {
+			record := codec.AppendState(nil, c.state)
 			for b.Loop() {
 				codec.DecodeState(record)
 			}
