@@ -176,12 +176,14 @@ func (l *Limiter) commit(sync bool) {
 
 	l.lockAll()
 	r := rs.open
-	r.sync = r.sync || sync
-	if r.staged.Load() == 0 && !r.sync {
+	// Under Always nothing can have been applied that is not on its way to the
+	// disk: an empty round has nothing to sync, unless somebody asks.
+	if r.staged.Load() == 0 && !r.sync && (!sync || l.opts.Durability == Always) {
 		l.unlockAll()
 		<-rs.inFlight
 		return
 	}
+	r.sync = r.sync || sync
 	r.batch = l.db.NewBatch()
 	rs.openNext(r.seq + 1)
 	var mark int64
