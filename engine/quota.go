@@ -163,13 +163,13 @@ func (v *View) ProbeQuota(key []byte, id string, q limit.Quota, cost int64) (lim
 	}
 	var earlier limit.Request
 	if state.Kind == limit.KindQuota {
-		v.key = v.l.keys.AppendRequestKey(v.key[:0], state.Quota.Deadline, key, id)
-		value, err := v.get(v.key)
+		v.head = v.l.keys.AppendRequestKey(v.head[:0], state.Quota.Deadline, key, id)
+		value, err := v.get(v.head)
 		if err != nil {
 			return limit.Grant{}, err
 		}
 		if value != nil {
-			if earlier, err = decodeRequest(v.key, value); err != nil {
+			if earlier, err = decodeRequest(v.head, value); err != nil {
 				return limit.Grant{}, err
 			}
 		}

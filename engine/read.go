@@ -26,7 +26,9 @@ type View struct {
 	it    *pebble.Iterator
 	now   int64
 	round uint64 // the newest that the view can show
-	key   []byte // scratch
+
+	head []byte // scratch of what reads one key
+	key  []byte // scratch of Scan, whose visit may read others
 }
 
 // views holds views that are closed, for their scratch.
@@ -132,12 +134,12 @@ func (v *View) state(key []byte) (limit.State, error) {
 	if err := checkKey(key); err != nil {
 		return limit.State{}, err
 	}
-	v.key = v.l.keys.AppendHead(v.key[:0], v.l.keys.Slice(key), key)
-	value, err := v.get(v.key)
+	v.head = v.l.keys.AppendHead(v.head[:0], v.l.keys.Slice(key), key)
+	value, err := v.get(v.head)
 	if value == nil {
 		return limit.State{}, err
 	}
-	state, err := decodeState(v.key, value)
+	state, err := decodeState(v.head, value)
 	return ttl.Live(state, v.now), err
 }
 

@@ -212,7 +212,7 @@ func (v *View) list(key []byte, w limit.Rolling, fn func(limit.RollingState, lim
 	}
 	slice := v.l.keys.Slice(key)
 	return rollingError(key, fn(list, func(ordinal int64) (*limit.Chunk, error) {
-		v.key = v.l.keys.AppendChunkKey(v.key[:0], slice, key, ordinal+1)
-		return chunkBefore(v.it, v.key)
+		v.head = v.l.keys.AppendChunkKey(v.head[:0], slice, key, ordinal+1)
+		return chunkBefore(v.it, v.head)
 	}))
 }
