@@ -102,13 +102,6 @@ func replyGrant(s *session, results []engine.Result) {
 	s.out = resp.AppendInt(s.out, oneIf(g.Replay))
 }
 
-func oneIf(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 func replyQuota(s *session, results []engine.Result) {
 	q := &results[0].Quota
 	if q.Limit == 0 {
