@@ -55,7 +55,9 @@ type View struct {
 	l        *Limiter
 	snapshot *pebble.Snapshot
 	now      int64
-	head     []byte
+
+	head []byte // scratch of read
+	key  []byte // scratch of Scan, whose visit may call read
 }
 
 // View calls fn with a view of the store as it is now: every call that has
@@ -168,12 +170,12 @@ func (v *View) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int
 		if state = ttl.Live(state, v.now); state.Kind == limit.None {
 			return true, nil
 		}
-		_, v.head, err = v.l.keys.ParseHead(v.head[:0], head)
+		_, v.key, err = v.l.keys.ParseHead(v.key[:0], head)
 		if err != nil {
 			return false, fmt.Errorf("%w: %q: %w", ErrCorrupt, head, err)
 		}
 		visited++
-		visit(v.head, statOf(state, v.now))
+		visit(v.key, statOf(state, v.now))
 		return true, nil
 	})
 	return next, err
