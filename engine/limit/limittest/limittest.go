@@ -5,7 +5,7 @@
 package limittest
 
 import (
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"strconv"
@@ -38,15 +38,29 @@ type Step struct {
 	Err string
 }
 
-//go:embed testdata/throttle.tsv
-var throttle string
+//go:embed testdata
+var testdata embed.FS
 
 // Throttle returns the vectors of CL.THROTTLE and CL.PROBE, among which EXISTS
 // tells whether a key is there. The caller owns what is returned.
-func Throttle() []Group {
-	groups, err := parse(throttle)
+func Throttle() []Group { return read("throttle.tsv") }
+
+// Quota returns the vectors of QUOTA.TAKE and QUOTA.PROBE, among which there
+// are EXISTS and DEL. The caller owns what is returned.
+func Quota() []Group { return read("quota.tsv") }
+
+// Rolling returns the vectors of ROLL.ALLOW, ROLL.INCR, ROLL.PEEK and ROLL.WAIT,
+// among which there is EXISTS. The caller owns what is returned.
+func Rolling() []Group { return read("rolling.tsv") }
+
+func read(name string) []Group {
+	text, err := testdata.ReadFile("testdata/" + name)
 	if err != nil {
-		panic("limittest: throttle.tsv: " + err.Error())
+		panic(err)
+	}
+	groups, err := parse(string(text))
+	if err != nil {
+		panic("limittest: " + name + ": " + err.Error())
 	}
 	return groups
 }

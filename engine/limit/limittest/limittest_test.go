@@ -45,22 +45,36 @@ func TestParseRejects(t *testing.T) {
 	}
 }
 
-func TestThrottle(t *testing.T) {
-	names := map[string]bool{}
-	for _, g := range Throttle() {
-		if names[g.Name] {
-			t.Errorf("group %q comes twice", g.Name)
-		}
-		names[g.Name] = true
-		var now time.Duration
-		for _, s := range g.Steps {
-			if s.At < now {
-				t.Errorf("line %d: time falls from %v to %v", s.Line, now, s.At)
+func TestVectors(t *testing.T) {
+	for _, file := range []struct {
+		name          string
+		groups        []Group
+		count, errors int
+	}{
+		{"throttle.tsv", Throttle(), 11, 0},
+		{"quota.tsv", Quota(), 6, 4},
+		{"rolling.tsv", Rolling(), 6, 0},
+	} {
+		names := map[string]bool{}
+		errors := 0
+		for _, g := range file.groups {
+			if names[g.Name] {
+				t.Errorf("%s: group %q comes twice", file.name, g.Name)
 			}
-			now = s.At
+			names[g.Name] = true
+			var now time.Duration
+			for _, s := range g.Steps {
+				if s.At < now {
+					t.Errorf("%s:%d: time falls from %v to %v", file.name, s.Line, now, s.At)
+				}
+				now = s.At
+				if s.Err != "" {
+					errors++
+				}
+			}
 		}
-	}
-	if len(names) < 10 {
-		t.Errorf("%d groups, want at least 10", len(names))
+		if len(names) != file.count || errors != file.errors {
+			t.Errorf("%s: %d groups, %d errors, want %d, %d", file.name, len(names), errors, file.count, file.errors)
+		}
 	}
 }
