@@ -4,6 +4,9 @@
 //
 //	next, decision, err := state.Take(now, rate, 1)
 //
+// There are two kinds of limit: GCRAState spaces events evenly, and QuotaState
+// spends a budget per window and knows a request again that it has seen.
+//
 // Nothing here reads a clock, keeps anything, or talks to a disk, so the same
 // decision can be made again elsewhere (in a test, an oracle, a replica) and
 // comes out alike to the last bit. All arithmetic is on integers and exact:
@@ -15,6 +18,7 @@ package limit
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"time"
 )
@@ -25,24 +29,48 @@ var (
 	ErrInvalid = errors.New("limit: invalid argument")
 
 	// ErrOutOfRange reports a call that would have been allowed, but whose
-	// state would lie past the end of representable time (the year 2262). It
-	// has charged nothing.
+	// state would lie past the end of representable time (the year 2262), or
+	// of what else an int64 holds. It has charged nothing.
 	ErrOutOfRange = errors.New("limit: out of range")
+
+	// ErrPolicyChanged reports a request under another policy than the one that
+	// its quota's open window began with. It has charged nothing.
+	ErrPolicyChanged = errors.New("limit: another policy is in force")
+
+	// ErrConflict reports a request under the id of another one, which was
+	// accepted in the open window. It has charged nothing.
+	ErrConflict = errors.New("limit: request id is taken")
 )
 
-// Never is the RetryAfter of a call that no wait can help.
+// Never is the wait of a call that no wait can help.
 const Never time.Duration = math.MaxInt64
+
+const (
+	// MaxLimit is the largest limit of a quota or a rolling list, and the most
+	// that one call can ask of either. Every integer up to it fits in a
+	// float64, which is the only number that some clients have.
+	MaxLimit int64 = 1<<53 - 1
+
+	// MaxWindow is the longest window of a quota or a rolling list: ten years
+	// of 365 days.
+	MaxWindow time.Duration = 10 * 365 * 24 * time.Hour
+)
 
 // Kind is what a key holds. A key holds one kind at a time.
 type Kind uint8
 
 // The kinds. Their numbers are part of the record format.
 const (
-	None Kind = 0 // nothing: the key is absent or has expired
-	GCRA Kind = 1
+	KindNone  Kind = 0 // nothing: the key is absent or has expired
+	KindGCRA  Kind = 1
+	KindQuota Kind = 2
 )
 
-var kindNames = [...]string{None: "none", GCRA: "gcra"}
+var kindNames = [...]string{
+	KindNone:  "none",
+	KindGCRA:  "gcra",
+	KindQuota: "quota",
+}
 
 // String returns the name of the kind as the TYPE command gives it.
 func (k Kind) String() string {
@@ -52,7 +80,15 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Decision is the answer to a rate limited call.
+// validateWindow checks the length of a quota's or a rolling list's window.
+func validateWindow(window time.Duration) error {
+	if window < 1 || window > MaxWindow {
+		return fmt.Errorf("%w: window %d ns is outside 1..%d", ErrInvalid, window, MaxWindow)
+	}
+	return nil
+}
+
+// Decision is the answer of GCRA to a call.
 type Decision struct {
 	// Allowed tells whether the call passed and, unless it was a probe, has
 	// been charged.
