@@ -272,26 +272,6 @@ func TestTakeSteadyByteRate(t *testing.T) {
 	}
 }
 
-func TestState(t *testing.T) {
-	for _, test := range []struct {
-		s        limit.State
-		deadline int64
-		kind     string
-	}{
-		{limit.State{}, 0, "none"},
-		{limit.State{GCRA: limit.GCRAState{Deadline: 7}}, 0, "none"},
-		{limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 7, Short: 1, Count: 2}}, 7, "gcra"},
-		{limit.State{Kind: 255}, 0, "unknown"},
-	} {
-		if got := test.s.Deadline(); got != test.deadline {
-			t.Errorf("%+v.Deadline() = %d, want %d", test.s, got, test.deadline)
-		}
-		if got := test.s.Kind.String(); got != test.kind {
-			t.Errorf("Kind(%d).String() = %q, want %q", test.s.Kind, got, test.kind)
-		}
-	}
-}
-
 // takes are calls on one state for each way through Take.
 var takes = []struct {
 	name string

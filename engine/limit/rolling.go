@@ -304,18 +304,17 @@ func (s *RollingState) record(now int64, window time.Duration, n, oldest int64) 
 	return change, nil
 }
 
-// forget drops the events before the ordinal oldest, which oldest has found, and
-// returns where chunks have died of it.
+// forget drops the events before the ordinal oldest, which s.oldest has found,
+// and returns where chunks have died of it.
 func (s *RollingState) forget(oldest int64) Span {
-	dead := Span{From: s.Front, To: s.Front}
-	switch sealed := s.sealed(); {
-	case oldest >= sealed:
+	dead := Span{From: s.Front, To: oldest}
+	if sealed := s.sealed(); oldest >= sealed {
 		dead.To = sealed
 		s.Runs = s.Runs[runOf(s.Runs, oldest):]
 		s.Front = oldest
-		s.front, s.target = nil, nil
-	case oldest > s.First:
-		if dead.To = oldest; s.front.holds(oldest) {
+		s.front, s.target = nil, nil // to let go of their memory
+	} else {
+		if s.front.holds(oldest) {
 			dead.To = s.front.first()
 		}
 		s.Front = dead.To
@@ -328,7 +327,7 @@ func (s *RollingState) forget(oldest int64) Span {
 func (s *RollingState) seal() *Chunk {
 	left := s.Runs[chunkRuns:]
 	c := &Chunk{
-		Runs:  slices.Clone(s.Runs[:chunkRuns]),
+		Runs:  slices.Clone(s.Runs[:chunkRuns]), // or it would hold on to all of their memory
 		Next:  left[0].Ordinal,
 		After: left[0].Stamp,
 	}
@@ -353,8 +352,8 @@ func (s *RollingState) oldest(horizon int64, chunks ChunkReader) (int64, error) 
 }
 
 // oldestSealed returns what oldest does when s.Runs are live and there are
-// chunks before them. If that is after s.First it leaves in s.front the chunk
-// that settles it, which holds the event or ends at it.
+// chunks before them. It leaves in s.front the chunk that settles it, which
+// holds the event or ends at it.
 //
 // As a rule s.front still settles it, or the chunk after it does: a window that
 // moves on steadily reads each chunk once. Otherwise bisection finds it in no
@@ -384,9 +383,9 @@ func (s *RollingState) oldestSealed(horizon int64, chunks ChunkReader) (int64, e
 			return max(lo, c.Runs[i].Ordinal), nil
 		case c.After > horizon:
 			s.front = c
-			return max(lo, c.Next), nil
+			return c.Next, nil
 		default:
-			if lo = max(lo, c.Next); lo >= hi {
+			if lo = c.Next; lo >= hi {
 				return 0, fmt.Errorf("%w: the chunk before ordinal %d is not followed by what it says", ErrCorrupt, c.Next)
 			}
 		}
@@ -461,16 +460,4 @@ func runOf(runs []Run, ordinal int64) int {
 		i--
 	}
 	return i
-}
-
-// Size returns about how much memory s takes, in bytes.
-func (s *RollingState) Size() int64 {
-	const state, chunk, run = 112, 48, 16
-	n := state + run*cap(s.Runs)
-	for _, c := range [...]*Chunk{s.front, s.target} {
-		if c != nil {
-			n += chunk + run*cap(c.Runs)
-		}
-	}
-	return int64(n)
 }

@@ -1,6 +1,7 @@
 package limit_test
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -13,59 +14,178 @@ import (
 
 func TestVectors(t *testing.T) {
 	for _, base := range []int64{1, 1_700_000_000_000_000_000, 1_700_000_000_123_456_789, math.MaxInt64 - 2_000_000_000_000_000} {
-		for _, g := range limittest.Throttle() {
-			store := map[string]limit.GCRAState{}
-			for _, step := range g.Steps {
-				got := run(t, store, base+int64(step.At), step.Command)
-				if !slices.Equal(got, step.Want) {
-					t.Errorf("throttle.tsv:%d: at %d + %v: %v = %v, want %v",
-						step.Line, base, step.At, step.Command, got, step.Want)
+		for _, file := range []struct {
+			name   string
+			groups []limittest.Group
+		}{
+			{"throttle.tsv", limittest.Throttle()},
+			{"quota.tsv", limittest.Quota()},
+			{"rolling.tsv", limittest.Rolling()},
+		} {
+			for _, g := range file.groups {
+				s := store{states: map[string]limit.State{}, requests: map[requestKey]limit.Request{}}
+				for _, step := range g.Steps {
+					got, err := s.run(t, base+int64(step.At), step.Command)
+					if !slices.Equal(got, step.Want) || err != step.Err {
+						t.Errorf("%s:%d: at %d + %v: %v = %v %s, want %v %s",
+							file.name, step.Line, base, step.At, step.Command, got, err, step.Want, step.Err)
+					}
 				}
 			}
 		}
 	}
 }
 
-// run carries out one command of the vectors on the states in store.
-func run(t *testing.T, store map[string]limit.GCRAState, now int64, command []string) []int64 {
-	name, key := command[0], command[1]
+// store is the least store that the commands of the vectors need.
+type store struct {
+	states   map[string]limit.State
+	requests map[requestKey]limit.Request
+}
+
+type requestKey struct {
+	key       string
+	windowEnd int64
+	id        string
+}
+
+// live returns the state of key, unless it is over at now.
+func (s store) live(key string, now int64) limit.State {
+	if state := s.states[key]; state.Deadline() > now {
+		return state
+	}
+	return limit.State{}
+}
+
+// run carries out one command and returns its reply or the code of its error.
+func (s store) run(t *testing.T, now int64, command []string) (reply []int64, code string) {
+	name, key, args := command[0], command[1], command[2:]
+	state := s.live(key, now)
 	switch name {
 	case "EXISTS":
-		if store[key].Deadline > now {
-			return []int64{1}
-		}
-		return []int64{0}
-	case "CL.THROTTLE", "CL.PROBE":
-		args := []int64{0, 0, 0, 1}
-		for i, s := range command[2:] {
-			var err error
-			if args[i], err = strconv.ParseInt(s, 10, 64); err != nil {
-				t.Fatal(err)
+		return []int64{boolean(state.Kind != limit.KindNone)}, ""
+	case "DEL":
+		delete(s.states, key)
+		for k := range s.requests {
+			if k.key == key {
+				delete(s.requests, k)
 			}
 		}
-		r := limit.Rate{Burst: args[0], Count: args[1], Period: time.Duration(args[2]) * time.Second}
-		next, d, err := store[key].Take(now, r, args[3])
+		return []int64{boolean(state.Kind != limit.KindNone)}, ""
+	case "CL.THROTTLE", "CL.PROBE":
+		n := append(integers(t, args), 1)
+		r := limit.Rate{Burst: n[0], Count: n[1], Period: time.Duration(n[2]) * time.Second}
+		next, d, err := state.GCRA.Take(now, r, n[3])
 		if err != nil {
 			t.Fatalf("%v: %v", command, err)
 		}
 		if name == "CL.THROTTLE" {
-			store[key] = next
+			s.states[key] = limit.State{Kind: limit.KindGCRA, GCRA: next}
 		}
-		return reply(d)
+		return throttled(d), ""
+	case "QUOTA.TAKE", "QUOTA.PROBE":
+		if err := limit.CheckRequestID(args[0]); err != nil {
+			t.Fatalf("%v: %v", command, err)
+		}
+		n := integers(t, args[1:])
+		q := limit.Quota{Limit: n[1], Window: time.Duration(n[2]) * time.Millisecond}
+		earlier := s.requests[requestKey{key, state.Quota.Deadline, args[0]}]
+		next, g, err := state.Quota.Take(now, q, n[0], earlier)
+		switch {
+		case errors.Is(err, limit.ErrConflict):
+			return nil, "CONFLICT"
+		case errors.Is(err, limit.ErrPolicyChanged):
+			return nil, "POLICY"
+		case err != nil:
+			t.Fatalf("%v: %v", command, err)
+		}
+		if name == "QUOTA.TAKE" && g.Accepted && !g.Replay {
+			s.states[key] = limit.State{Kind: limit.KindQuota, Quota: next}
+			s.requests[requestKey{key, next.Deadline, args[0]}] = limit.Request{Cost: n[0], Used: g.Used}
+		}
+		return []int64{boolean(g.Accepted), g.Used, boolean(g.Replay)}, ""
+	case "ROLL.ALLOW", "ROLL.INCR", "ROLL.PEEK", "ROLL.WAIT":
+		return s.roll(t, now, command, state.Rolling), ""
 	}
 	t.Fatalf("unknown command %v", command)
-	return nil
+	return nil, ""
 }
 
-// reply returns the five integers of CL.THROTTLE.
-func reply(d limit.Decision) []int64 {
-	limited, retry := int64(1), int64(-1)
-	if d.Allowed {
-		limited = 0
-	} else if d.RetryAfter != limit.Never {
+// roll carries out a command on a rolling list, which is short enough to have
+// no chunks.
+func (s store) roll(t *testing.T, now int64, command []string, list *limit.RollingState) (reply []int64) {
+	name, key, args := command[0], command[1], command[2:]
+	pause := args[len(args)-1] == "PAUSE"
+	if pause {
+		args = args[:len(args)-1]
+	}
+	n := append(integers(t, args), 1)
+	r := limit.Rolling{Limit: n[0], Window: time.Duration(n[1]) * time.Millisecond, Pause: pause}
+	if list == nil {
+		list = new(limit.RollingState)
+	}
+	next := *list
+	var change limit.Change
+	var err error
+	switch name {
+	case "ROLL.ALLOW":
+		var a limit.Admission
+		next, a, change, err = list.Allow(now, r, nil)
+		reply = []int64{boolean(a.Allowed), a.Count, a.Limit, milliseconds(a.Wait)}
+	case "ROLL.INCR":
+		var total int64
+		next, total, change, err = list.Increment(now, r, n[2], nil)
+		reply = []int64{total}
+	case "ROLL.PEEK":
+		var count int64
+		count, err = list.Peek(now, r, nil)
+		reply = []int64{count}
+	case "ROLL.WAIT":
+		var wait time.Duration
+		wait, err = list.Wait(now, r, nil)
+		reply = []int64{milliseconds(wait)}
+	}
+	if err != nil {
+		t.Fatalf("%v: %v", command, err)
+	}
+	if change.Recorded > 0 {
+		s.states[key] = limit.State{Kind: limit.KindRolling, Rolling: &next}
+	}
+	return reply
+}
+
+func integers(t *testing.T, args []string) []int64 {
+	n := make([]int64, len(args))
+	for i, s := range args {
+		var err error
+		if n[i], err = strconv.ParseInt(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+func boolean(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// throttled returns the five integers of CL.THROTTLE.
+func throttled(d limit.Decision) []int64 {
+	retry := int64(-1)
+	if !d.Allowed && d.RetryAfter != limit.Never {
 		retry = ceilSeconds(d.RetryAfter)
 	}
-	return []int64{limited, d.Limit, d.Remaining, retry, ceilSeconds(d.ResetAfter)}
+	return []int64{boolean(!d.Allowed), d.Limit, d.Remaining, retry, ceilSeconds(d.ResetAfter)}
+}
+
+// milliseconds returns the wait-ms of the rolling commands.
+func milliseconds(wait time.Duration) int64 {
+	if wait == limit.Never {
+		return -1
+	}
+	return int64((wait + time.Millisecond - 1) / time.Millisecond)
 }
 
 func ceilSeconds(d time.Duration) int64 {

@@ -1,0 +1,216 @@
+package limit_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gabiondb/gabion/engine/limit"
+)
+
+func TestQuotaValidate(t *testing.T) {
+	for _, test := range []struct {
+		q    limit.Quota
+		text string // of the error; empty if there is none
+	}{
+		{limit.Quota{Limit: 1, Window: 1}, ""},
+		{limit.Quota{Limit: limit.MaxLimit, Window: limit.MaxWindow}, ""},
+		{limit.Quota{Limit: 0, Window: 1}, "limit 0 "},
+		{limit.Quota{Limit: -1, Window: 1}, "limit -1 "},
+		{limit.Quota{Limit: math.MinInt64, Window: 1}, "limit -9223372036854775808 "},
+		{limit.Quota{Limit: limit.MaxLimit + 1, Window: 1}, "limit 9007199254740992 "},
+		{limit.Quota{Limit: 1, Window: 0}, "window 0 ns"},
+		{limit.Quota{Limit: 1, Window: -1}, "window -1 ns"},
+		{limit.Quota{Limit: 1, Window: limit.MaxWindow + 1}, "window 315360000000000001 ns"},
+		{limit.Quota{Limit: 1, Window: math.MaxInt64}, "window 9223372036854775807 ns"},
+	} {
+		err := test.q.Validate()
+		if test.text == "" && err != nil || test.text != "" && (!errors.Is(err, limit.ErrInvalid) || !strings.Contains(err.Error(), test.text)) {
+			t.Errorf("%+v.Validate() = %v, want %q", test.q, err, test.text)
+		}
+	}
+}
+
+func TestCheckRequestID(t *testing.T) {
+	for c := range 256 {
+		const good = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+		id := []byte{'a', byte(c), 'b'}
+		err := limit.CheckRequestID(id)
+		if want := strings.IndexByte(good, byte(c)) >= 0; want != (err == nil) || !want && !errors.Is(err, limit.ErrInvalid) {
+			t.Errorf("CheckRequestID(%q) = %v, want it good: %t", id, err, want)
+		}
+		if fromString := limit.CheckRequestID(string(id)); (fromString == nil) != (err == nil) {
+			t.Errorf("CheckRequestID(%q) = %v for a string, %v for bytes", id, fromString, err)
+		}
+	}
+	for length, want := range map[int]bool{0: false, 1: true, 2: true, 63: true, 64: true, 65: false, 1 << 20: false} {
+		err := limit.CheckRequestID(strings.Repeat("x", length))
+		if want != (err == nil) || !want && (!errors.Is(err, limit.ErrInvalid) || len(err.Error()) > 200) {
+			t.Errorf("CheckRequestID of %d bytes = %.300v, want it good: %t", length, err, want)
+		}
+	}
+}
+
+func TestQuotaTakeErrors(t *testing.T) {
+	q := limit.Quota{Limit: 5, Window: time.Second}
+	open, _, err := limit.QuotaState{}.Take(start, q, 2, limit.Request{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	none, taken := limit.Request{}, limit.Request{Cost: 2, Used: 2}
+	for _, test := range []struct {
+		s       limit.QuotaState
+		now     int64
+		q       limit.Quota
+		cost    int64
+		earlier limit.Request
+		want    error
+		text    string
+	}{
+		{open, start, limit.Quota{Limit: 0, Window: 1}, 1, none, limit.ErrInvalid, "limit 0 "},
+		{open, start, limit.Quota{Limit: 1, Window: 0}, 1, none, limit.ErrInvalid, "window 0 ns"},
+		{open, start, q, 0, none, limit.ErrInvalid, "cost 0 is outside 1..5"},
+		{open, start, q, -1, none, limit.ErrInvalid, "cost -1 "},
+		{open, start, q, math.MinInt64, none, limit.ErrInvalid, "cost -9223372036854775808 "},
+		{open, start, q, 6, none, limit.ErrInvalid, "cost 6 "},
+		{open, start, q, math.MaxInt64, taken, limit.ErrInvalid, "cost 9223372036854775807 "},
+
+		{open, start, limit.Quota{Limit: 6, Window: time.Second}, 1, none, limit.ErrPolicyChanged, "limit 5 and window 1000000000 ns"},
+		{open, start, limit.Quota{Limit: 5, Window: time.Second + 1}, 1, none, limit.ErrPolicyChanged, "limit 5 "},
+		{open, start + 1e9 - 1, limit.Quota{Limit: 4, Window: time.Second}, 2, taken, limit.ErrPolicyChanged, "limit 5 "},
+
+		{open, start, q, 1, taken, limit.ErrConflict, "at cost 2, not 1"},
+		{open, start + 1e9 - 1, q, 3, taken, limit.ErrConflict, "at cost 2, not 3"},
+
+		// The first error is the one that is reported.
+		{open, start, limit.Quota{Limit: 6, Window: 1}, 7, taken, limit.ErrInvalid, "cost 7 "},
+		{open, start, limit.Quota{Limit: 6, Window: 1}, 1, taken, limit.ErrPolicyChanged, "limit 5 "},
+
+		{limit.QuotaState{}, math.MaxInt64 - 1e9 + 1, q, 1, none, limit.ErrOutOfRange, "window"},
+		{open, math.MaxInt64, limit.Quota{Limit: 1, Window: 1}, 1, none, limit.ErrOutOfRange, "window"},
+		{open, math.MaxInt64, limit.Quota{Limit: 1, Window: limit.MaxWindow}, 1, taken, limit.ErrOutOfRange, "window"},
+	} {
+		next, g, err := test.s.Take(test.now, test.q, test.cost, test.earlier)
+		if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
+			t.Errorf("Take(%d, %v, %d, %v) fails with %v, want %v about %q", test.now, test.q, test.cost, test.earlier, err, test.want, test.text)
+		}
+		if next != test.s || g != (limit.Grant{}) {
+			t.Errorf("Take(%d, %v, %d, %v) = %+v, %+v, want %+v and no grant", test.now, test.q, test.cost, test.earlier, next, g, test.s)
+		}
+	}
+	next, g, err := open.Take(math.MaxInt64-1e9, q, 1, none)
+	if err != nil || next.Deadline != math.MaxInt64 || !g.Accepted {
+		t.Errorf("the last window in time = %+v, %+v, %v, want a deadline of 2^63-1", next, g, err)
+	}
+}
+
+// TestQuotaTakeLast spends the largest quota to the last unit, over the longest
+// window, at the end of time.
+func TestQuotaTakeLast(t *testing.T) {
+	q := limit.Quota{Limit: limit.MaxLimit, Window: limit.MaxWindow}
+	now := math.MaxInt64 - int64(limit.MaxWindow)
+	var s limit.QuotaState
+	for _, step := range []struct {
+		cost int64
+		want limit.Grant
+	}{
+		{limit.MaxLimit - 1, limit.Grant{Accepted: true, Used: limit.MaxLimit - 1}},
+		{2, limit.Grant{Used: limit.MaxLimit - 1}},
+		{limit.MaxLimit, limit.Grant{Used: limit.MaxLimit - 1}},
+		{1, limit.Grant{Accepted: true, Used: limit.MaxLimit}},
+		{1, limit.Grant{Used: limit.MaxLimit}},
+	} {
+		next, g, err := s.Take(now, q, step.cost, limit.Request{})
+		step.want.Limit, step.want.ResetAfter = limit.MaxLimit, limit.MaxWindow
+		if g != step.want || err != nil {
+			t.Errorf("%+v.Take(%d) = %+v, %v, want %+v", s, step.cost, g, err, step.want)
+		}
+		if !next.Valid() {
+			t.Errorf("%+v.Take(%d) goes to %+v, which is not valid", s, step.cost, next)
+		}
+		s = next
+	}
+}
+
+func TestQuotaValid(t *testing.T) {
+	for _, test := range []struct {
+		s    limit.QuotaState
+		want bool
+	}{
+		{limit.QuotaState{}, false},
+		{limit.QuotaState{Deadline: 2, Used: 1, Limit: 1, Window: 1}, true},
+		{limit.QuotaState{Deadline: math.MaxInt64, Used: limit.MaxLimit, Limit: limit.MaxLimit, Window: limit.MaxWindow}, true},
+		{limit.QuotaState{Deadline: 1, Used: 1, Limit: 1, Window: 1}, false},
+		{limit.QuotaState{Deadline: -5, Used: 1, Limit: 1, Window: 1}, false},
+		{limit.QuotaState{Deadline: 2, Used: 0, Limit: 1, Window: 1}, false},
+		{limit.QuotaState{Deadline: 2, Used: -1, Limit: 1, Window: 1}, false},
+		{limit.QuotaState{Deadline: 2, Used: 2, Limit: 1, Window: 1}, false},
+		{limit.QuotaState{Deadline: 2, Used: 1, Limit: 0, Window: 1}, false},
+		{limit.QuotaState{Deadline: 2, Used: 1, Limit: limit.MaxLimit + 1, Window: 1}, false},
+		{limit.QuotaState{Deadline: 2, Used: 1, Limit: 1, Window: 0}, false},
+		{limit.QuotaState{Deadline: math.MaxInt64, Used: 1, Limit: 1, Window: limit.MaxWindow + 1}, false},
+	} {
+		if got := test.s.Valid(); got != test.want {
+			t.Errorf("%+v.Valid() = %t, want %t", test.s, got, test.want)
+		}
+	}
+	for _, test := range []struct {
+		r    limit.Request
+		want bool
+	}{
+		{limit.Request{}, false},
+		{limit.Request{Cost: 1, Used: 1}, true},
+		{limit.Request{Cost: limit.MaxLimit, Used: limit.MaxLimit}, true},
+		{limit.Request{Cost: 2, Used: 1}, false},
+		{limit.Request{Cost: 0, Used: 1}, false},
+		{limit.Request{Cost: -1, Used: 1}, false},
+		{limit.Request{Cost: 1, Used: limit.MaxLimit + 1}, false},
+	} {
+		if got := test.r.Valid(); got != test.want {
+			t.Errorf("%+v.Valid() = %t, want %t", test.r, got, test.want)
+		}
+	}
+}
+
+// quotaTakes are calls on one state for each way through Take.
+var quotaTakes = []struct {
+	name    string
+	s       limit.QuotaState
+	cost    int64
+	earlier limit.Request
+}{
+	{"absent", limit.QuotaState{}, 1, limit.Request{}},
+	{"accepted", limit.QuotaState{Deadline: start + 1, Used: 1, Limit: 5, Window: time.Second}, 1, limit.Request{}},
+	{"denied", limit.QuotaState{Deadline: start + 1, Used: 5, Limit: 5, Window: time.Second}, 1, limit.Request{}},
+	{"replay", limit.QuotaState{Deadline: start + 1, Used: 5, Limit: 5, Window: time.Second}, 1, limit.Request{Cost: 1, Used: 2}},
+}
+
+func TestQuotaTakeAllocs(t *testing.T) {
+	q := limit.Quota{Limit: 5, Window: time.Second}
+	id := []byte("order-1_of_a_request_whose_id_is_as_long_as_the_longest_that_is")
+	for _, test := range quotaTakes {
+		allocs := testing.AllocsPerRun(100, func() {
+			if err := limit.CheckRequestID(id); err != nil {
+				t.Fatal(err)
+			}
+			test.s.Take(start, q, test.cost, test.earlier)
+		})
+		if allocs != 0 {
+			t.Errorf("%s: %v allocations, want 0", test.name, allocs)
+		}
+	}
+}
+
+func BenchmarkQuotaTake(b *testing.B) {
+	q := limit.Quota{Limit: 5, Window: time.Second}
+	for _, test := range quotaTakes {
+		b.Run(test.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				test.s.Take(start, q, test.cost, test.earlier)
+			}
+		})
+	}
+}
