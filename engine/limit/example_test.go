@@ -54,3 +54,43 @@ func ExampleQuotaState_Take() {
 	// order-2 true 4 false
 	// order-3 false 4 false
 }
+
+// A list of up to limit.MaxRuns instants has no chunks. Whoever keeps longer
+// ones carries out what Change says and finds the chunks again.
+func ExampleRollingState_Allow() {
+	rolling := limit.Rolling{Limit: 2, Window: 10 * time.Second}
+	var state limit.RollingState
+	chunks := map[int64]*limit.Chunk{} // by the ordinal of their first event
+	read := func(ordinal int64) (*limit.Chunk, error) {
+		for _, c := range chunks {
+			if c.Runs[0].Ordinal <= ordinal && ordinal < c.Next {
+				return c, nil
+			}
+		}
+		return nil, fmt.Errorf("no chunk holds event %d", ordinal)
+	}
+	now := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC).UnixNano()
+	for range 4 {
+		next, a, change, err := state.Allow(now, rolling, read)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		state = next
+		for ordinal := range chunks {
+			if change.Dead.From <= ordinal && ordinal < change.Dead.To {
+				delete(chunks, ordinal)
+			}
+		}
+		if change.Seal != nil {
+			chunks[change.Seal.Runs[0].Ordinal] = change.Seal
+		}
+		fmt.Println(a.Allowed, a.Count, a.Wait)
+		now += int64(4 * time.Second)
+	}
+	// Output:
+	// true 1 0s
+	// true 2 6s
+	// false 2 2s
+	// true 2 2s
+}

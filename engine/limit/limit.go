@@ -4,8 +4,9 @@
 //
 //	next, decision, err := state.Take(now, rate, 1)
 //
-// There are two kinds of limit: GCRAState spaces events evenly, and QuotaState
-// spends a budget per window and knows a request again that it has seen.
+// There are three kinds of limit: GCRAState spaces events evenly, QuotaState
+// spends a budget per window and knows a request again that it has seen, and
+// RollingState lets so many events pass in any span of time.
 //
 // Nothing here reads a clock, keeps anything, or talks to a disk, so the same
 // decision can be made again elsewhere (in a test, an oracle, a replica) and
@@ -40,6 +41,10 @@ var (
 	// ErrConflict reports a request under the id of another one, which was
 	// accepted in the open window. It has charged nothing.
 	ErrConflict = errors.New("limit: request id is taken")
+
+	// ErrCorrupt reports a chunk that cannot belong to the rolling list that
+	// it was read for. The call has recorded nothing.
+	ErrCorrupt = errors.New("limit: corrupt list")
 )
 
 // Never is the wait of a call that no wait can help.
@@ -61,15 +66,17 @@ type Kind uint8
 
 // The kinds. Their numbers are part of the record format.
 const (
-	KindNone  Kind = 0 // nothing: the key is absent or has expired
-	KindGCRA  Kind = 1
-	KindQuota Kind = 2
+	KindNone    Kind = 0 // nothing: the key is absent or has expired
+	KindGCRA    Kind = 1
+	KindQuota   Kind = 2
+	KindRolling Kind = 3
 )
 
 var kindNames = [...]string{
-	KindNone:  "none",
-	KindGCRA:  "gcra",
-	KindQuota: "quota",
+	KindNone:    "none",
+	KindGCRA:    "gcra",
+	KindQuota:   "quota",
+	KindRolling: "rolling",
 }
 
 // String returns the name of the kind as the TYPE command gives it.

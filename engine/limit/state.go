@@ -6,6 +6,11 @@ type State struct {
 	Kind  Kind
 	GCRA  GCRAState  // where Kind is KindGCRA
 	Quota QuotaState // where Kind is KindQuota
+
+	// Rolling is set where Kind is KindRolling, and only there. It is a pointer
+	// because the keys of other kinds, of which there may be millions in memory,
+	// should not carry the size of a list.
+	Rolling *RollingState
 }
 
 // Deadline returns the first instant at which the state can no longer be told
@@ -16,6 +21,8 @@ func (s State) Deadline() int64 {
 		return s.GCRA.Deadline
 	case KindQuota:
 		return s.Quota.Deadline
+	case KindRolling:
+		return s.Rolling.Deadline
 	}
 	return 0
 }

@@ -8,8 +8,9 @@ import (
 
 func TestState(t *testing.T) {
 	full := limit.State{
-		GCRA:  limit.GCRAState{Deadline: 7, Short: 1, Count: 2},
-		Quota: limit.QuotaState{Deadline: 8, Used: 1, Limit: 1, Window: 1},
+		GCRA:    limit.GCRAState{Deadline: 7, Short: 1, Count: 2},
+		Quota:   limit.QuotaState{Deadline: 8, Used: 1, Limit: 1, Window: 1},
+		Rolling: &limit.RollingState{Deadline: 9, Next: 1, Runs: []limit.Run{{Stamp: 1}}},
 	}
 	for _, test := range []struct {
 		kind     limit.Kind
@@ -19,6 +20,7 @@ func TestState(t *testing.T) {
 		{limit.KindNone, 0, "none"},
 		{limit.KindGCRA, 7, "gcra"},
 		{limit.KindQuota, 8, "quota"},
+		{limit.KindRolling, 9, "rolling"},
 		{255, 0, "unknown"},
 	} {
 		s := full

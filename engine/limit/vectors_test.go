@@ -20,6 +20,7 @@ func TestVectors(t *testing.T) {
 		}{
 			{"throttle.tsv", limittest.Throttle()},
 			{"quota.tsv", limittest.Quota()},
+			{"rolling.tsv", limittest.Rolling()},
 		} {
 			for _, g := range file.groups {
 				s := store{states: map[string]limit.State{}, requests: map[requestKey]limit.Request{}}
@@ -102,9 +103,54 @@ func (s store) run(t *testing.T, now int64, command []string) (reply []int64, co
 			s.requests[requestKey{key, next.Deadline, args[0]}] = limit.Request{Cost: n[0], Used: g.Used}
 		}
 		return []int64{boolean(g.Accepted), g.Used, boolean(g.Replay)}, ""
+	case "ROLL.ALLOW", "ROLL.INCR", "ROLL.PEEK", "ROLL.WAIT":
+		return s.roll(t, now, command, state.Rolling), ""
 	}
 	t.Fatalf("unknown command %v", command)
 	return nil, ""
+}
+
+// roll carries out a command on a rolling list, which is short enough to have
+// no chunks.
+func (s store) roll(t *testing.T, now int64, command []string, list *limit.RollingState) (reply []int64) {
+	name, key, args := command[0], command[1], command[2:]
+	pause := args[len(args)-1] == "PAUSE"
+	if pause {
+		args = args[:len(args)-1]
+	}
+	n := append(integers(t, args), 1)
+	r := limit.Rolling{Limit: n[0], Window: time.Duration(n[1]) * time.Millisecond, Pause: pause}
+	if list == nil {
+		list = new(limit.RollingState)
+	}
+	next := *list
+	var change limit.Change
+	var err error
+	switch name {
+	case "ROLL.ALLOW":
+		var a limit.Admission
+		next, a, change, err = list.Allow(now, r, nil)
+		reply = []int64{boolean(a.Allowed), a.Count, a.Limit, milliseconds(a.Wait)}
+	case "ROLL.INCR":
+		var total int64
+		next, total, change, err = list.Increment(now, r, n[2], nil)
+		reply = []int64{total}
+	case "ROLL.PEEK":
+		var count int64
+		count, err = list.Peek(now, r, nil)
+		reply = []int64{count}
+	case "ROLL.WAIT":
+		var wait time.Duration
+		wait, err = list.Wait(now, r, nil)
+		reply = []int64{milliseconds(wait)}
+	}
+	if err != nil {
+		t.Fatalf("%v: %v", command, err)
+	}
+	if change.Recorded > 0 {
+		s.states[key] = limit.State{Kind: limit.KindRolling, Rolling: &next}
+	}
+	return reply
 }
 
 func integers(t *testing.T, args []string) []int64 {
@@ -132,6 +178,14 @@ func throttled(d limit.Decision) []int64 {
 		retry = ceilSeconds(d.RetryAfter)
 	}
 	return []int64{boolean(!d.Allowed), d.Limit, d.Remaining, retry, ceilSeconds(d.ResetAfter)}
+}
+
+// milliseconds returns the wait-ms of the rolling commands.
+func milliseconds(wait time.Duration) int64 {
+	if wait == limit.Never {
+		return -1
+	}
+	return int64((wait + time.Millisecond - 1) / time.Millisecond)
 }
 
 func ceilSeconds(d time.Duration) int64 {
