@@ -118,21 +118,26 @@ func TestRollingWrongChunks(t *testing.T) {
 }
 
 // TestRollingOverlap reads chunks that reach into one another, such that a
-// search that did not look out would go round for ever.
+// search that did not look out would go round for ever, and chunks that only
+// deny what the one before them says of them.
 func TestRollingOverlap(t *testing.T) {
 	s := limit.RollingState{Deadline: 10_000, Front: 100, First: 103, Next: 210, Runs: stepped(10, 1000, 200)}
-	reads := 0
-	count, err := s.Peek(1009, limit.Rolling{Limit: 1000, Window: 400}, func(ordinal int64) (*limit.Chunk, error) {
-		if reads++; reads > 70 {
-			return nil, errors.New("too many reads")
+	const live = 140 // from here on, says one of the chunks
+	for _, dead := range []int64{live, live + 11} {
+		reads := 0
+		count, err := s.Peek(1009, limit.Rolling{Limit: 1000, Window: 400}, func(ordinal int64) (*limit.Chunk, error) {
+			if reads++; reads > 70 {
+				return nil, errors.New("too many reads")
+			}
+			if ordinal >= dead {
+				return &limit.Chunk{Runs: stepped(50, 700, live), Next: 200, After: 1000}, nil
+			}
+			next := min(ordinal+max(1, 10-int64(reads)), dead)
+			return &limit.Chunk{Runs: stepped(1, 500, ordinal), Next: next, After: 501}, nil
+		})
+		if !errors.Is(err, limit.ErrCorrupt) || count != 0 {
+			t.Errorf("dead up to %d: Peek = %d, %v after %d reads, want ErrCorrupt", dead, count, err, reads)
 		}
-		if ordinal > 150 {
-			return &limit.Chunk{Runs: stepped(50, 700, 140), Next: 200, After: 1000}, nil
-		}
-		return &limit.Chunk{Runs: stepped(1, 500, ordinal), Next: ordinal + max(1, 10-int64(reads)), After: 501}, nil
-	})
-	if !errors.Is(err, limit.ErrCorrupt) || count != 0 {
-		t.Errorf("Peek = %d, %v after %d reads, want ErrCorrupt", count, err, reads)
 	}
 }
 
