@@ -59,13 +59,14 @@ type GCRAState struct {
 	Short, Count int64
 }
 
-// Take charges n events (0..2^63-1) at now and returns the state after it.
-// When the call is denied, when n is 0, and when there is an error, that is
-// s itself. An n of 0 looks only: it tells whether the key is within r.
+// Take charges n events (0..2^63-1) at now (1..2^63-1) and returns the state
+// after it. When the call is denied, when n is 0, and when there is an error,
+// that is s itself. An n of 0 looks only: it tells whether the key is within r.
+// An error wraps ErrInvalid or ErrOutOfRange.
 //
-// Take is the virtual scheduling form of the algorithm (ITU-T I.371, annex A;
-// ATM Forum TM 4.1, appendix I) for n cells at once, in units of 1/r.Count ns,
-// in which the emission interval is r.Period exactly:
+// Take is the virtual scheduling form of the algorithm (ITU-T I.371, annex A.1)
+// for n cells at once, in units of 1/r.Count ns, in which the emission interval
+// is r.Period exactly:
 //
 //	t0 = max(TAT, now)    t1 = t0 + n*period    allowed iff t1 - now <= limit*period
 //
