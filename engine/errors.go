@@ -14,6 +14,14 @@ var (
 	// MaxKeyLen. Nothing was charged.
 	ErrInvalidKey = errors.New("engine: key is not 1 to 4096 bytes long")
 
+	// ErrInvalidVerb is returned for an Op whose Verb is none of the verbs.
+	ErrInvalidVerb = errors.New("engine: unknown verb")
+
+	// ErrCorrupt is returned for a key whose record can't be read: it is
+	// damaged, or a newer version wrote it. Nothing was charged, and other
+	// keys are served as before.
+	ErrCorrupt = errors.New("engine: record can't be read")
+
 	// ErrStorage is what every failure of the store wraps. The outcome of the
 	// call that reports it is unknown: it may or may not have been charged.
 	// After the first one the limiter answers nothing else; close it, mend the

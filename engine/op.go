@@ -33,6 +33,8 @@ type Result struct {
 	Decision limit.Decision // OpThrottle, OpProbe
 	Stat     Stat           // OpStat; OpReset: what the key held before
 	Err      error          // if set, nothing else is
+
+	round uint64 // the newest that the answer rests on
 }
 
 // Stat describes a key.

@@ -1,0 +1,98 @@
+package engine
+
+import (
+	"unsafe"
+
+	"github.com/gabiondb/gabion/engine/limit"
+)
+
+// entry is the decoded state of one key in a shard's cache.
+type entry struct {
+	key    string
+	state  limit.State
+	slice  uint16
+	used   bool // since the hand last passed
+	staged bool // in a round that has not been cut
+
+	// round is the newest round that state can have come from: the one that
+	// it was last staged in or, when it was read from the store, the newest
+	// that was being applied then. An answer that rests on state waits for it.
+	round uint64
+}
+
+// entryOverhead is what an entry takes in memory beside its key's bytes: the
+// struct, the pointer in the ring, and its place in the map (a string header
+// and a pointer in a table that is at least half full).
+const entryOverhead = int64(unsafe.Sizeof(entry{})) + 8 + 2*24
+
+// cache holds decoded states, up to a bound, by the second chance algorithm:
+// a hand goes round the entries and takes the first that was not used since it
+// last passed. It is guarded by its shard's mutex.
+type cache struct {
+	entries  map[string]*entry
+	ring     []*entry
+	hand     int
+	bytes    int64
+	capacity int64
+
+	hits, misses uint64
+}
+
+func newCache(capacity int64) cache {
+	return cache{entries: make(map[string]*entry), capacity: capacity}
+}
+
+// get returns the entry of key, or nil.
+func (c *cache) get(key []byte) *entry {
+	e := c.entries[string(key)]
+	if e == nil {
+		c.misses++
+		return nil
+	}
+	c.hits++
+	e.used = true
+	return e
+}
+
+// maxEvictSteps bounds how far one call of add moves the hand.
+const maxEvictSteps = 64
+
+// add puts a new entry in, and evicts others to make room. An entry whose
+// round is after applied is not in the store yet and stays, so what is in
+// flight may exceed the capacity.
+func (c *cache) add(e *entry, applied uint64) {
+	c.entries[e.key] = e
+	c.ring = append(c.ring, e)
+	c.bytes += entryOverhead + int64(len(e.key))
+	for step := 0; c.bytes > c.capacity && step < maxEvictSteps; step++ {
+		if c.hand >= len(c.ring) {
+			c.hand = 0
+		}
+		switch old := c.ring[c.hand]; {
+		case old == e || old.round > applied:
+			c.hand++
+		case old.used:
+			old.used = false
+			c.hand++
+		default:
+			c.evict(c.hand)
+		}
+	}
+}
+
+// evict drops the entry at place i of the ring.
+func (c *cache) evict(i int) {
+	e, last := c.ring[i], len(c.ring)-1
+	c.ring[i] = c.ring[last]
+	c.ring[last] = nil
+	c.ring = c.ring[:last]
+	delete(c.entries, e.key)
+	c.bytes -= entryOverhead + int64(len(e.key))
+}
+
+// clear drops all entries.
+func (c *cache) clear() {
+	clear(c.entries)
+	clear(c.ring)
+	c.ring, c.hand, c.bytes = c.ring[:0], 0, 0
+}

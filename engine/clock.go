@@ -1,0 +1,90 @@
+package engine
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// clock is the engine's time: nanoseconds since the Unix epoch, from 1 up. It
+// never goes back, neither in a process nor, by way of the mark that every
+// batch carries, from one to the next.
+//
+// In a process it is a base fixed at open plus what the monotonic clock has
+// counted since, plus what the machine has slept, so that steps of the wall
+// clock go unnoticed. With an injected wall clock it is that clock, held back
+// from going back.
+type clock struct {
+	base  int64     // the time at start
+	start time.Time // a monotonic reading
+
+	// slept is the time that the machine was suspended since start, which the
+	// monotonic clock doesn't count. It is looked up once a second.
+	slept     atomic.Int64
+	sleptDue  atomic.Int64 // when to look again, in nanoseconds since start
+	sleptBase int64        // the system's reading at start
+
+	wall   func() time.Time // the injected clock, or nil
+	newest atomic.Int64     // the newest time given out under an injected clock
+}
+
+// newClock returns a clock that begins at the wall's time, or at mark if the
+// wall lies behind it.
+func newClock(wall func() time.Time, mark int64) *clock {
+	c := &clock{wall: wall}
+	if wall != nil {
+		c.newest.Store(max(mark, 1))
+		return c
+	}
+	c.start = time.Now()
+	c.sleptBase = suspended()
+	c.base = max(unixNano(c.start), mark)
+	return c
+}
+
+// now returns the time.
+func (c *clock) now() int64 {
+	if c.wall != nil {
+		return raise(&c.newest, unixNano(c.wall()))
+	}
+	elapsed := int64(time.Since(c.start))
+	if due := c.sleptDue.Load(); elapsed >= due {
+		if c.sleptDue.CompareAndSwap(due, elapsed+int64(time.Second)) {
+			raise(&c.slept, suspended()-c.sleptBase)
+		}
+	}
+	return addSaturating(c.base, elapsed+c.slept.Load())
+}
+
+// raise sets v to x if that is more, and returns what it then is.
+func raise(v *atomic.Int64, x int64) int64 {
+	for {
+		old := v.Load()
+		if x <= old {
+			return old
+		}
+		if v.CompareAndSwap(old, x) {
+			return x
+		}
+	}
+}
+
+// unixNano returns t in nanoseconds since the Unix epoch, brought into the
+// range that states can hold: 1 to 2^63-1.
+func unixNano(t time.Time) int64 {
+	switch s := t.Unix(); {
+	case s < 0:
+		return 1
+	case s > math.MaxInt64/int64(time.Second)-1:
+		return math.MaxInt64
+	}
+	return max(t.UnixNano(), 1)
+}
+
+// addSaturating returns a + b, or 2^63-1 if that is less; b is not negative.
+func addSaturating(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}

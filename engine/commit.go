@@ -1,0 +1,291 @@
+package engine
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine/limit"
+)
+
+// A round is one atomic batch: the final states of all keys that changed since
+// the round before it was cut, and the mark.
+type round struct {
+	seq uint64 // 1, 2, 3, …
+
+	staged atomic.Int64 // how many changes are in it
+
+	// sync is whether the round is to be synced whatever the durability. It is
+	// set under the mutex of any shard, and read under those of all.
+	sync bool
+
+	batch   *pebble.Batch
+	applied chan struct{} // closed when the batch is visible, or has failed
+	done    chan struct{} // closed when a synced round is on disk, or has failed
+	err     error         // why it failed; to be read after done
+}
+
+const (
+	// maxInFlight is how many rounds may be on their way to the disk: while
+	// one is being synced, the next is built and written behind it.
+	maxInFlight = 2
+
+	// recentRounds is how many rounds can be found by their number: the open
+	// one and those in flight, rounded up to a power of two.
+	recentRounds = 4
+
+	// maxStaged is how many changes may wait for the committer when callers
+	// don't wait for the disk. At half of it the round is cut early, past it
+	// they wait until it is applied.
+	maxStaged = 1 << 16
+)
+
+// rounds is the way of changes to the disk. One goroutine, run, cuts the open
+// round and applies it; another, ack, waits for the disk.
+//
+// Lock order: an inFlight token, then commitMu, then the mutexes of shards in
+// ascending order.
+type rounds struct {
+	open   *round // guarded by the mutexes of all shards: read under any, changed under all
+	recent [recentRounds]atomic.Pointer[round]
+
+	commitMu sync.Mutex // held from a cut until its batch is applied
+	unsynced bool       // something was applied behind the last sync; guarded by commitMu
+
+	inFlight chan struct{} // a token for each round between cut and disk
+	acks     chan *round   // applied rounds that wait for the disk, oldest first
+	wake     chan struct{} // the open round has something in it
+	kick     chan struct{} // somebody waits for the open round: don't delay it
+	stop     chan struct{}
+	stopped  sync.WaitGroup
+
+	// The numbers of the newest round that has reached each stage. applying
+	// is set before the batch can be visible, so that a reader who loads it
+	// after reading knows that what it read is in no newer round.
+	applying, applied, durable atomic.Uint64
+
+	count, writes atomic.Uint64 // rounds applied, records in them
+}
+
+func (rs *rounds) init() {
+	rs.inFlight = make(chan struct{}, maxInFlight)
+	rs.acks = make(chan *round, maxInFlight)
+	rs.wake = make(chan struct{}, 1)
+	rs.kick = make(chan struct{}, 1)
+	rs.stop = make(chan struct{})
+	rs.openNext(1)
+}
+
+// openNext opens round seq. Whoever calls it holds the mutexes of all shards.
+func (rs *rounds) openNext(seq uint64) {
+	r := &round{seq: seq, applied: make(chan struct{}), done: make(chan struct{})}
+	rs.open = r
+	rs.recent[seq%recentRounds].Store(r)
+}
+
+// find returns round seq, or nil if it has long been done.
+func (rs *rounds) find(seq uint64) *round {
+	if r := rs.recent[seq%recentRounds].Load(); r != nil && r.seq == seq {
+		return r
+	}
+	return nil
+}
+
+// stage notes that e has changed at now. Whoever calls it holds sh.mu.
+func (l *Limiter) stage(sh *shard, e *entry, now int64) {
+	if !e.staged {
+		r := l.rounds.open
+		e.round, e.staged = r.seq, true
+		sh.staged = append(sh.staged, e)
+		switch r.staged.Add(1) {
+		case 1:
+			signal(l.rounds.wake)
+		case maxStaged / 2:
+			signal(l.rounds.kick)
+		}
+	}
+	sh.mark = max(sh.mark, now)
+}
+
+// signal leaves a token in c unless one is there.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// run commits rounds until stop is closed, and then a last one.
+func (l *Limiter) run() {
+	rs := &l.rounds
+	defer rs.stopped.Done()
+	defer close(rs.acks)
+
+	always := l.opts.Durability == Always
+	var due <-chan time.Time // when what has been answered is to be written
+	for {
+		select {
+		case <-rs.wake:
+			if always {
+				l.commit(true)
+			} else if due == nil {
+				due = time.After(l.opts.SyncInterval)
+			}
+		case <-rs.kick:
+			l.commit(always)
+		case <-due:
+			due = nil
+			l.commit(l.opts.Durability == Interval)
+		case <-rs.stop:
+			l.commit(true)
+			return
+		}
+	}
+}
+
+// ack waits for the disk, a round at a time.
+func (l *Limiter) ack() {
+	rs := &l.rounds
+	defer rs.stopped.Done()
+	for r := range rs.acks {
+		err := r.batch.SyncWait()
+		if err == nil {
+			// Pebble reports some failures to its logger alone.
+			err = l.failure.get()
+		}
+		if err != nil {
+			r.err = l.failure.set(err)
+		} else {
+			rs.durable.Store(r.seq)
+		}
+		close(r.done)
+		_ = r.batch.Close() // always nil for a batch that has been applied
+		r.batch = nil
+		<-rs.inFlight
+	}
+}
+
+// commit cuts the open round, unless it is empty, and applies it. With sync, or
+// if the round asks for it, ack sees it to the disk, together with all that was
+// applied before.
+func (l *Limiter) commit(sync bool) {
+	rs := &l.rounds
+	rs.inFlight <- struct{}{}
+	rs.commitMu.Lock()
+	defer rs.commitMu.Unlock()
+
+	l.lockAll()
+	r := rs.open
+	if r.staged.Load() == 0 && !r.sync && !(sync && rs.unsynced) {
+		l.unlockAll()
+		<-rs.inFlight
+		return
+	}
+	r.sync = r.sync || sync
+	r.batch = l.db.NewBatch()
+	rs.openNext(r.seq + 1)
+	var mark int64
+	for i := range l.shards {
+		// From here on the cut is made: a shard may go on as soon as its
+		// changes are in the batch.
+		sh := &l.shards[i]
+		mark = max(mark, sh.mark)
+		l.drain(sh, r.batch)
+		sh.mu.Unlock()
+	}
+	l.apply(r, mark)
+}
+
+// drain moves what is staged in sh to b. Whoever calls it holds sh.mu.
+func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
+	for i, e := range sh.staged {
+		sh.key = l.keys.AppendHead(sh.key[:0], e.slice, []byte(e.key))
+		if e.state.Kind == limit.None {
+			_ = b.Delete(sh.key, nil) // an open batch takes everything
+		} else {
+			sh.value = codec.AppendState(sh.value[:0], e.state)
+			_ = b.Set(sh.key, sh.value, nil)
+		}
+		e.staged = false
+		sh.staged[i] = nil
+	}
+	sh.staged = sh.staged[:0]
+}
+
+// apply makes r visible and hands it on to ack, if it is to be synced. Whoever
+// calls it holds commitMu and a token of inFlight.
+func (l *Limiter) apply(r *round, mark int64) {
+	rs := &l.rounds
+	if n := r.batch.Count(); n > 0 {
+		rs.count.Add(1)
+		rs.writes.Add(uint64(n))
+		_ = r.batch.Set(l.markKey, codec.AppendMark(nil, mark), nil)
+	} else {
+		_ = r.batch.LogData(nil, nil) // a barrier behind what was applied before
+	}
+	err := l.failure.get()
+	rs.applying.Store(r.seq)
+	if err == nil {
+		if r.sync {
+			err = l.db.ApplyNoSyncWait(r.batch, pebble.Sync)
+		} else {
+			err = l.db.Apply(r.batch, pebble.NoSync)
+		}
+	}
+	if err != nil {
+		r.err = l.failure.set(err)
+	} else {
+		rs.applied.Store(r.seq)
+		rs.unsynced = !r.sync
+	}
+	close(r.applied)
+	switch {
+	case err == nil && r.sync:
+		rs.acks <- r
+	default:
+		close(r.done)
+		if err == nil {
+			_ = r.batch.Close()
+		}
+		<-rs.inFlight
+	}
+}
+
+// waitApplied waits until round seq is visible.
+func (l *Limiter) waitApplied(seq uint64) error {
+	rs := &l.rounds
+	if rs.applied.Load() >= seq {
+		return nil
+	}
+	r := rs.find(seq)
+	if r == nil {
+		return l.failure.get()
+	}
+	signal(rs.kick)
+	<-r.applied
+	return l.failure.get()
+}
+
+// waitDurable waits until round seq, which is synced, is on disk.
+func (l *Limiter) waitDurable(seq uint64) error {
+	rs := &l.rounds
+	if rs.durable.Load() >= seq {
+		return nil
+	}
+	r := rs.find(seq)
+	if r == nil {
+		return l.failure.get()
+	}
+	<-r.done
+	return r.err
+}
+
+// full tells whether round seq has more staged in it than callers may leave
+// to the committer.
+func (rs *rounds) full(seq uint64) bool {
+	r := rs.find(seq)
+	return r != nil && r.staged.Load() > maxStaged
+}

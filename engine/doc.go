@@ -1,0 +1,44 @@
+// Package engine keeps rate limits in a Pebble store, so that they survive
+// restarts, crashes and power cuts.
+//
+//	l, err := engine.Open("limits", nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer l.Close()
+//
+//	d, err := l.Throttle([]byte("user:42"), limit.PerMinute(30), 1)
+//	switch {
+//	case err != nil:
+//		return err // the store has failed
+//	case !d.Allowed:
+//		return fmt.Errorf("try again in %v", d.RetryAfter)
+//	}
+//
+// A denial is an answer and no error. Probe gives the answer that Throttle
+// would give, and changes nothing. Do carries out a whole pipeline for one
+// wait, View reads many keys from one snapshot.
+//
+// # Durability
+//
+// Under Always, the default, whatever a call has answered is on disk: what it
+// charged, and what it saw others charge. A crash takes back nothing that
+// anybody was told. Under Interval and Never calls don't wait, and a crash
+// takes back the newest operations, whole ones only.
+//
+// When the disk fails every call under way gets an error that wraps
+// ErrStorage, and so does every later one: a store that can't write is not
+// asked what it holds. The process goes on; open the store again once the disk
+// is mended.
+//
+// # Time
+//
+// The engine's clock is the wall clock's reading when the store was opened,
+// plus what the monotonic clock has counted since, plus, on Linux, the time
+// that the machine was suspended. It never goes back: every batch carries the
+// time of its newest change, and the clock begins at that if the wall clock has
+// fallen behind it. Options.Now takes another clock, with which a test can let
+// hours pass at once.
+//
+// DESIGN.md, beside this package's source, says how it works and why so.
+package engine

@@ -1,0 +1,34 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+)
+
+// failure is the first error that means that the store can't be trusted any
+// more. Once it is set nothing is served: Pebble would go on showing what
+// never reached the disk.
+type failure struct {
+	err    atomic.Pointer[error]
+	failed chan struct{} // closed once err is set
+}
+
+// set latches err, unless another was first, and returns the one that is.
+func (f *failure) set(err error) error {
+	if !errors.Is(err, ErrStorage) {
+		err = fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	if f.err.CompareAndSwap(nil, &err) {
+		close(f.failed)
+	}
+	return f.get()
+}
+
+// get returns the failure, which wraps ErrStorage, or nil.
+func (f *failure) get() error {
+	if err := f.err.Load(); err != nil {
+		return *err
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine/limit"
+	"github.com/gabiondb/gabion/ttl"
+)
+
+// headBuffers are scratch for the head keys of reads, which hold no turn.
+var headBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// read reads the state of key as the store has it, without its turn and
+// without touching the cache, so that it disturbs nothing. Pebble reads a key
+// at one sequence number, which is the snapshot; the clock is read after it.
+// round is the newest that the state can have come from.
+func (l *Limiter) read(key []byte) (state limit.State, now int64, round uint64, err error) {
+	if err := checkKey(key); err != nil {
+		return limit.State{}, 0, 0, err
+	}
+	slice := l.keys.Slice(key)
+	if err := l.waitApplied(l.stagedRound(slice, key)); err != nil {
+		return limit.State{}, 0, 0, err
+	}
+	buf := headBuffers.Get().(*[]byte)
+	defer headBuffers.Put(buf)
+	*buf = l.keys.AppendHead((*buf)[:0], slice, key)
+	state, err = readState(l.db, *buf)
+	round = l.rounds.applying.Load()
+	now = l.clock.now()
+	return ttl.Live(state, now), now, round, err
+}
+
+// stagedRound returns the round that the newest change of key is in, if the
+// cache knows, so that a reader can wait until it shows.
+func (l *Limiter) stagedRound(slice uint16, key []byte) uint64 {
+	sh := l.shardOf(slice)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if e := sh.cache.entries[string(key)]; e != nil {
+		return e.round
+	}
+	return 0
+}
+
+// A View reads from one snapshot of the store, at one instant. It is valid
+// during the call of its function only, and for one goroutine.
+type View struct {
+	l        *Limiter
+	snapshot *pebble.Snapshot
+	now      int64
+	head     []byte
+}
+
+// View calls fn with a view of the store as it is now: every call that has
+// returned shows in it, and no later one. While fn runs the store can't
+// reclaim what it deletes or overwrites, so fn should not take long. View
+// returns the error that fn returns, or its own.
+func (l *Limiter) View(fn func(*View) error) error {
+	if !l.calls.enter() {
+		return ErrClosed
+	}
+	defer l.calls.exit()
+	if err := l.failure.get(); err != nil {
+		return err
+	}
+	if err := l.waitApplied(l.newestStaged()); err != nil {
+		return err
+	}
+	snapshot := l.db.NewSnapshot()
+	defer snapshot.Close()
+	round := l.rounds.applying.Load()
+	if l.opts.Durability == Always {
+		if err := l.waitDurable(round); err != nil {
+			return err
+		}
+	}
+	return fn(&View{l: l, snapshot: snapshot, now: l.clock.now()})
+}
+
+// newestStaged returns the newest round that has something staged in it.
+// Under Always that is 0: what has been answered has also been applied.
+func (l *Limiter) newestStaged() uint64 {
+	if l.opts.Durability == Always {
+		return 0
+	}
+	sh := &l.shards[0]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	r := l.rounds.open
+	if r.staged.Load() == 0 {
+		return r.seq - 1
+	}
+	return r.seq
+}
+
+// Now returns the instant of the view.
+func (v *View) Now() time.Time { return time.Unix(0, v.now) }
+
+// Probe answers what Throttle would have answered at the instant of the view.
+func (v *View) Probe(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
+	state, err := v.read(key)
+	if err != nil {
+		return limit.Decision{}, err
+	}
+	var d limit.Decision
+	_, err = throttle(state, v.now, &Op{Verb: OpProbe, Rate: r, N: n}, &d)
+	return d, err
+}
+
+// Stat tells what key held at the instant of the view, and until when.
+func (v *View) Stat(key []byte) (Stat, error) {
+	state, err := v.read(key)
+	if err != nil {
+		return Stat{}, err
+	}
+	return statOf(state, v.now), nil
+}
+
+func (v *View) read(key []byte) (limit.State, error) {
+	if err := checkKey(key); err != nil {
+		return limit.State{}, err
+	}
+	v.head = v.l.keys.AppendHead(v.head[:0], v.l.keys.Slice(key), key)
+	state, err := readState(v.snapshot, v.head)
+	return ttl.Live(state, v.now), err
+}
+
+// ScanEnd is the number of slices, one past the largest cursor.
+const ScanEnd = codec.Slices
+
+// Scan visits the keys of whole slices, a 65,536th of all keys each, from the
+// slice that cursor (0..ScanEnd-1) numbers, until it has visited count keys or
+// more, and returns the cursor to go on from: 0 at the end. A key that is
+// there all the while, from the first call to the last, is visited exactly
+// once, also when the store is reopened in between. The key is valid during
+// the call of visit only.
+func (l *Limiter) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int, err error) {
+	err = l.View(func(v *View) error {
+		next, err = v.Scan(cursor, count, visit)
+		return err
+	})
+	return next, err
+}
+
+// Scan is Limiter.Scan on the view.
+func (v *View) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int, err error) {
+	if cursor < 0 || cursor >= ScanEnd {
+		return 0, fmt.Errorf("%w: cursor %d is outside 0..%d", limit.ErrInvalid, cursor, ScanEnd-1)
+	}
+	visited, slice := 0, cursor
+	err = v.heads(cursor, func(s int, head, value []byte) (bool, error) {
+		if s != slice && visited >= count {
+			next = s
+			return false, nil
+		}
+		slice = s
+		state, err := codec.DecodeState(value)
+		if err != nil {
+			return false, fmt.Errorf("%w: %q: %w", ErrCorrupt, head, err)
+		}
+		if state = ttl.Live(state, v.now); state.Kind == limit.None {
+			return true, nil
+		}
+		_, v.head, err = v.l.keys.ParseHead(v.head[:0], head)
+		if err != nil {
+			return false, fmt.Errorf("%w: %q: %w", ErrCorrupt, head, err)
+		}
+		visited++
+		visit(v.head, statOf(state, v.now))
+		return true, nil
+	})
+	return next, err
+}
+
+// heads calls visit with the slice, the key and the record of each head from
+// the start of slice first on, while visit wants more.
+func (v *View) heads(first int, visit func(slice int, head, value []byte) (bool, error)) error {
+	keys := v.l.keys
+	lower := keys.AppendSliceStart(nil, first)
+	it, err := v.snapshot.NewIter(&pebble.IterOptions{
+		LowerBound: lower,
+		UpperBound: keys.AppendSliceStart(nil, ScanEnd),
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	defer it.Close()
+	at := len(lower) - 2 // where a head has its slice
+	for more := it.First(); more; more = it.Next() {
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrStorage, err)
+		}
+		head := it.Key()
+		if len(head) < len(lower) {
+			return fmt.Errorf("%w: %q", ErrCorrupt, head)
+		}
+		if more, err = visit(int(binary.BigEndian.Uint16(head[at:])), head, value); err != nil {
+			return err
+		}
+		if !more {
+			return nil
+		}
+	}
+	// An iterator that fails looks like one at its end.
+	if err := it.Error(); err != nil {
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	return nil
+}
+
+// Len counts the live keys. It reads all of them, from one snapshot.
+func (l *Limiter) Len() (int64, error) {
+	var n int64
+	err := l.View(func(v *View) error {
+		_, err := v.Scan(0, int(^uint(0)>>1), func([]byte, Stat) { n++ })
+		return err
+	})
+	return n, err
+}
+
+// sampleSize is how many records EstimateLen reads.
+const sampleSize = 1000
+
+// EstimateLen estimates how many records the store holds, from the first
+// thousand or so of them: keys fall into slices at random, so the share of the
+// slices that they fill is the share of the whole. The relative standard error
+// is about 3 %, and a store of less than a thousand is counted. Unlike Len it
+// counts records that have expired and are still there.
+func (l *Limiter) EstimateLen() (int64, error) {
+	var n int64
+	covered := int64(ScanEnd) // slices
+	err := l.View(func(v *View) error {
+		return v.heads(0, func(slice int, _, _ []byte) (bool, error) {
+			if n >= sampleSize {
+				covered = int64(slice)
+				return false, nil
+			}
+			n++
+			return true, nil
+		})
+	})
+	if covered == 0 {
+		return n, err
+	}
+	return n * ScanEnd / covered, err
+}

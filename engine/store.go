@@ -1,0 +1,270 @@
+package engine
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/gabiondb/gabion/codec"
+)
+
+var defaultFS = vfs.Default
+
+// store is a Pebble store of our own, and what came of opening it.
+type store struct {
+	db      *pebble.DB
+	seed    uint64
+	failure failure
+
+	lock   *pebble.Lock
+	health io.Closer // of the watch over slow disks
+}
+
+// slowDisk is how long one operation of the file system may take before the
+// logger is told.
+const slowDisk = 5 * time.Second
+
+// open opens the store in dir and returns its mark. When it fails nothing is
+// left open.
+func (s *store) open(dir string, opts *Options) (mark int64, err error) {
+	s.failure.failed = make(chan struct{})
+	log := &logger{log: opts.Logger, failure: &s.failure}
+	fsys := opts.FS
+	if err := fsys.MkdirAll(dir, 0o755); err != nil {
+		return 0, fmt.Errorf("engine: make the store's directory: %w", err)
+	}
+	fsys, s.health = vfs.WithDiskHealthChecks(fsys, slowDisk, nil, func(info vfs.DiskSlowInfo) {
+		opts.Logger.Warn("slow disk", "operation", info.String())
+	})
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if s.lock, err = lock(dir, fsys); err != nil {
+		return 0, err
+	}
+	found, err := peek(dir, fsys)
+	if err != nil {
+		return 0, err
+	}
+	// A store that turns out to be foreign is not to be raised to a format
+	// that its owner can't read.
+	format := pebble.FormatNewest
+	if found.Exists {
+		format = found.FormatMajorVersion
+	}
+	cache := pebble.NewCache(opts.BlockCacheSize)
+	defer cache.Unref()
+	if s.db, err = pebble.Open(dir, pebbleOptions(format, fsys, cache, s.lock, log)); err != nil {
+		return 0, fmt.Errorf("engine: open the store in %s: %w", dir, err)
+	}
+	return s.identify(dir)
+}
+
+// lock takes the lock of dir.
+func lock(dir string, fsys vfs.FS) (*pebble.Lock, error) {
+	l, err := pebble.LockDirectory(dir, fsys)
+	if err == nil {
+		return l, nil
+	}
+	// An error about the path is about making the lock file; any other means
+	// that it is locked.
+	if path := new(fs.PathError); errors.As(err, &path) {
+		return nil, fmt.Errorf("engine: lock the store in %s: %w", dir, err)
+	}
+	return nil, fmt.Errorf("%w: %s: %w", ErrInUse, dir, err)
+}
+
+// peek looks at what is in dir. A directory of something else is refused.
+func peek(dir string, fsys vfs.FS) (*pebble.DBDesc, error) {
+	found, err := pebble.Peek(dir, fsys)
+	if err != nil {
+		return nil, fmt.Errorf("engine: look at %s: %w", dir, err)
+	}
+	if found.Exists {
+		return found, nil
+	}
+	names, err := fsys.List(dir)
+	if err != nil {
+		return nil, fmt.Errorf("engine: look at %s: %w", dir, err)
+	}
+	for _, name := range names {
+		if !partOfStore(name) {
+			return nil, fmt.Errorf("%w: %s holds %q", ErrForeign, dir, name)
+		}
+	}
+	return found, nil
+}
+
+// partOfStore tells whether a file of this name can be what is left of a store
+// whose making was cut short, or belongs to the file system.
+func partOfStore(name string) bool {
+	for _, prefix := range []string{"LOCK", "MANIFEST-", "OPTIONS-", "marker.", "temporary.", "lost+found"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return strings.HasSuffix(name, ".log")
+}
+
+// identify reads who wrote the store, writes it in a new one, and returns the
+// mark.
+func (s *store) identify(dir string) (mark int64, err error) {
+	keys := codec.Keyspace{}
+	identityKey, markKey := keys.AppendMeta(nil, codec.MetaIdentity), keys.AppendMeta(nil, codec.MetaMark)
+	value, closer, err := s.db.Get(identityKey)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return 0, s.create(dir, identityKey)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	id, err := codec.DecodeIdentity(value)
+	closer.Close()
+	switch {
+	case errors.Is(err, codec.ErrVersion), err == nil && id.Format > codec.Format:
+		return 0, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
+	case err != nil:
+		return 0, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
+	}
+	s.seed = id.Seed
+	if err := s.db.RatchetFormatMajorVersion(pebble.FormatNewest); err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	value, closer, err = s.db.Get(markKey)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return 0, nil // nothing was ever written
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	defer closer.Close()
+	if mark, err = codec.DecodeMark(value); err != nil {
+		return 0, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
+	}
+	return mark, nil
+}
+
+// create writes the identity of a new store.
+func (s *store) create(dir string, identityKey []byte) error {
+	empty, err := isEmpty(s.db)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	case !empty:
+		return fmt.Errorf("%w: %s is the store of another application", ErrForeign, dir)
+	}
+	var seed [8]byte
+	_, _ = rand.Read(seed[:]) // it never fails
+	s.seed = binary.LittleEndian.Uint64(seed[:])
+
+	b := s.db.NewBatch()
+	_ = b.Set(identityKey, codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: s.seed}), nil)
+	if err := s.db.ApplyNoSyncWait(b, pebble.Sync); err != nil {
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	if err := b.SyncWait(); err != nil {
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	_ = b.Close()
+
+	// Pebble makes the first log of a new store before it raises the format,
+	// in one that can't tell a damaged record from the log's end. A flush has
+	// it begin the next.
+	flushed, err := s.db.AsyncFlush()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	select {
+	case <-flushed:
+	case <-s.failure.failed:
+	}
+	return s.failure.get()
+}
+
+// isEmpty tells whether db holds no key at all.
+func isEmpty(db *pebble.DB) (bool, error) {
+	it, err := db.NewIter(&pebble.IterOptions{KeyTypes: pebble.IterKeyTypePointsAndRanges})
+	if err != nil {
+		return false, err
+	}
+	defer it.Close()
+	return !it.First() && it.Error() == nil, it.Error()
+}
+
+// close closes whatever is open.
+func (s *store) close() error {
+	var errs []error
+	if s.db != nil {
+		errs = append(errs, s.db.Close())
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	return errors.Join(append(errs, s.health.Close())...)
+}
+
+func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger) *pebble.Options {
+	opts := &pebble.Options{
+		FormatMajorVersion: format,
+		FS:                 fsys,
+		Cache:              cache,
+		Lock:               lock,
+		Logger:             log,
+
+		// 16 MiB fits the processor's caches better than more does.
+		MemTableSize:                16 << 20,
+		MemTableStopWritesThreshold: 4,
+		L0CompactionThreshold:       4,
+		L0StopWritesThreshold:       24,
+
+		// Without it a range tombstone would stay in the memtable of a store
+		// that goes quiet.
+		FlushDelayDeleteRange: 5 * time.Second,
+
+		EventListener: &pebble.EventListener{
+			BackgroundError: func(err error) { log.Errorf("background work of the store: %v", err) },
+			// Pebble's own would end the process.
+			DataCorruption: func(info pebble.DataCorruptionInfo) { log.Errorf("damaged data: %s", info) },
+		},
+	}
+	// Reads are not to cause compactions.
+	opts.Experimental.ReadSamplingMultiplier = -1
+	// Get never asks the filters of the last level.
+	for i := range opts.Levels[:len(opts.Levels)-1] {
+		opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
+	return opts
+}
+
+// logger tells our logger what Pebble has to say, and latches what Pebble
+// would end the process for.
+type logger struct {
+	log     *slog.Logger
+	failure *failure
+}
+
+func (l *logger) Infof(format string, args ...any) {
+	l.log.Debug("pebble: " + fmt.Sprintf(format, args...))
+}
+
+func (l *logger) Errorf(format string, args ...any) {
+	l.log.Error("pebble: " + fmt.Sprintf(format, args...))
+}
+
+func (l *logger) Fatalf(format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	l.log.Error("pebble: " + err.Error())
+	_ = l.failure.set(err)
+}
