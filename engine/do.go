@@ -126,21 +126,22 @@ func (l *Limiter) reset(op *Op, s *Stat) (round uint64, err error) {
 }
 
 func (l *Limiter) probe(op *Op, d *limit.Decision) (round uint64, err error) {
-	state, now, round, err := l.read(op.Key)
+	v, err := l.viewOf(op.Key)
 	if err != nil {
 		return 0, err
 	}
-	_, err = throttle(state, now, op, d)
-	return round, err
+	defer v.close()
+	return v.round, v.probe(op, d)
 }
 
 func (l *Limiter) stat(op *Op, s *Stat) (round uint64, err error) {
-	state, now, round, err := l.read(op.Key)
+	v, err := l.viewOf(op.Key)
 	if err != nil {
 		return 0, err
 	}
-	*s = statOf(state, now)
-	return round, nil
+	defer v.close()
+	*s, err = v.Stat(op.Key)
+	return v.round, err
 }
 
 // statOf describes state, which is live at now or absent.

@@ -16,9 +16,7 @@ type failure struct {
 
 // set latches err, unless another was first, and returns the one that is.
 func (f *failure) set(err error) error {
-	if !errors.Is(err, ErrStorage) {
-		err = fmt.Errorf("%w: %w", ErrStorage, err)
-	}
+	err = storageError(err)
 	if f.err.CompareAndSwap(nil, &err) {
 		close(f.failed)
 	}
@@ -31,4 +29,12 @@ func (f *failure) get() error {
 		return *err
 	}
 	return nil
+}
+
+// storageError makes err, unless it is nil, one that wraps ErrStorage.
+func storageError(err error) error {
+	if err == nil || errors.Is(err, ErrStorage) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrStorage, err)
 }

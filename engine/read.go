@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"sync"
@@ -13,32 +14,56 @@ import (
 	"github.com/gabiondb/gabion/ttl"
 )
 
-// headBuffers are scratch for the head keys of reads, which hold no turn.
-var headBuffers = sync.Pool{New: func() any { return new([]byte) }}
+// A View reads the store as it was at one instant. It is valid during the call
+// of its function only, and for one goroutine.
+//
+// What holds the instant is an iterator, which reads at one sequence number as
+// a Pebble snapshot does. Unlike a snapshot it is in no list that Pebble would
+// look through for compactions to do when it is closed: a probe is to cause
+// none.
+type View struct {
+	l     *Limiter
+	it    *pebble.Iterator
+	now   int64
+	round uint64 // the newest that the view can show
+	key   []byte // scratch
+}
 
-// read reads the state of key as the store has it, without its turn and
-// without touching the cache, so that it disturbs nothing. Pebble reads a key
-// at one sequence number, which is the snapshot; the clock is read after it.
-// round is the newest that the state can have come from.
-func (l *Limiter) read(key []byte) (state limit.State, now int64, round uint64, err error) {
+// views holds views that are closed, for their scratch.
+var views = sync.Pool{New: func() any { return new(View) }}
+
+// view opens a view on the store as it is when all rounds up to applied are
+// visible. The clock is read after it.
+func (l *Limiter) view(applied uint64) (*View, error) {
+	if err := l.waitApplied(applied); err != nil {
+		return nil, err
+	}
+	it, err := l.db.NewIter(nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrStorage, err)
+	}
+	v := views.Get().(*View)
+	v.l, v.it, v.round, v.now = l, it, l.rounds.applying.Load(), l.clock.now()
+	return v, nil
+}
+
+func (v *View) close() {
+	// An error of the iterator has been returned by whoever met it.
+	_ = v.it.Close()
+	v.l, v.it = nil, nil
+	views.Put(v)
+}
+
+// viewOf opens a view that shows every change of key that has been staged.
+func (l *Limiter) viewOf(key []byte) (*View, error) {
 	if err := checkKey(key); err != nil {
-		return limit.State{}, 0, 0, err
+		return nil, err
 	}
-	slice := l.keys.Slice(key)
-	if err := l.waitApplied(l.stagedRound(slice, key)); err != nil {
-		return limit.State{}, 0, 0, err
-	}
-	buf := headBuffers.Get().(*[]byte)
-	defer headBuffers.Put(buf)
-	*buf = l.keys.AppendHead((*buf)[:0], slice, key)
-	state, err = readState(l.db, *buf)
-	round = l.rounds.applying.Load()
-	now = l.clock.now()
-	return ttl.Live(state, now), now, round, err
+	return l.view(l.stagedRound(l.keys.Slice(key), key))
 }
 
 // stagedRound returns the round that the newest change of key is in, if the
-// cache knows, so that a reader can wait until it shows.
+// cache knows.
 func (l *Limiter) stagedRound(slice uint16, key []byte) uint64 {
 	sh := l.shardOf(slice)
 	sh.mu.Lock()
@@ -47,15 +72,6 @@ func (l *Limiter) stagedRound(slice uint16, key []byte) uint64 {
 		return e.round
 	}
 	return 0
-}
-
-// A View reads from one snapshot of the store, at one instant. It is valid
-// during the call of its function only, and for one goroutine.
-type View struct {
-	l        *Limiter
-	snapshot *pebble.Snapshot
-	now      int64
-	head     []byte
 }
 
 // View calls fn with a view of the store as it is now: every call that has
@@ -70,18 +86,17 @@ func (l *Limiter) View(fn func(*View) error) error {
 	if err := l.failure.get(); err != nil {
 		return err
 	}
-	if err := l.waitApplied(l.newestStaged()); err != nil {
+	v, err := l.view(l.newestStaged())
+	if err != nil {
 		return err
 	}
-	snapshot := l.db.NewSnapshot()
-	defer snapshot.Close()
-	round := l.rounds.applying.Load()
+	defer v.close()
 	if l.opts.Durability == Always {
-		if err := l.waitDurable(round); err != nil {
+		if err := l.waitDurable(v.round); err != nil {
 			return err
 		}
 	}
-	return fn(&View{l: l, snapshot: snapshot, now: l.clock.now()})
+	return fn(v)
 }
 
 // newestStaged returns the newest round that has something staged in it.
@@ -105,30 +120,44 @@ func (v *View) Now() time.Time { return time.Unix(0, v.now) }
 
 // Probe answers what Throttle would have answered at the instant of the view.
 func (v *View) Probe(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
-	state, err := v.read(key)
-	if err != nil {
-		return limit.Decision{}, err
-	}
 	var d limit.Decision
-	_, err = throttle(state, v.now, &Op{Verb: OpProbe, Rate: r, N: n}, &d)
+	err := v.probe(&Op{Key: key, Rate: r, N: n}, &d)
 	return d, err
+}
+
+func (v *View) probe(op *Op, d *limit.Decision) error {
+	state, err := v.state(op.Key)
+	if err != nil {
+		return err
+	}
+	_, err = throttle(state, v.now, op, d)
+	return err
 }
 
 // Stat tells what key held at the instant of the view, and until when.
 func (v *View) Stat(key []byte) (Stat, error) {
-	state, err := v.read(key)
+	state, err := v.state(key)
 	if err != nil {
 		return Stat{}, err
 	}
 	return statOf(state, v.now), nil
 }
 
-func (v *View) read(key []byte) (limit.State, error) {
+// state returns what key held at the instant of the view.
+func (v *View) state(key []byte) (limit.State, error) {
 	if err := checkKey(key); err != nil {
 		return limit.State{}, err
 	}
-	v.head = v.l.keys.AppendHead(v.head[:0], v.l.keys.Slice(key), key)
-	state, err := readState(v.snapshot, v.head)
+	v.key = v.l.keys.AppendHead(v.key[:0], v.l.keys.Slice(key), key)
+	// The prefix is the whole key, by which Pebble can ask its filters.
+	if !v.it.SeekPrefixGE(v.key) || !bytes.Equal(v.it.Key(), v.key) {
+		return limit.State{}, storageError(v.it.Error())
+	}
+	value, err := v.it.ValueAndErr()
+	if err != nil {
+		return limit.State{}, storageError(err)
+	}
+	state, err := decodeState(v.key, value)
 	return ttl.Live(state, v.now), err
 }
 
@@ -161,19 +190,19 @@ func (v *View) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int
 			return false, nil
 		}
 		slice = s
-		state, err := codec.DecodeState(value)
+		state, err := decodeState(head, value)
 		if err != nil {
-			return false, fmt.Errorf("%w: %q: %w", ErrCorrupt, head, err)
+			return false, err
 		}
 		if state = ttl.Live(state, v.now); state.Kind == limit.None {
 			return true, nil
 		}
-		_, v.head, err = v.l.keys.ParseHead(v.head[:0], head)
+		_, v.key, err = v.l.keys.ParseHead(v.key[:0], head)
 		if err != nil {
 			return false, fmt.Errorf("%w: %q: %w", ErrCorrupt, head, err)
 		}
 		visited++
-		visit(v.head, statOf(state, v.now))
+		visit(v.key, statOf(state, v.now))
 		return true, nil
 	})
 	return next, err
@@ -184,19 +213,19 @@ func (v *View) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int
 func (v *View) heads(first int, visit func(slice int, head, value []byte) (bool, error)) error {
 	keys := v.l.keys
 	lower := keys.AppendSliceStart(nil, first)
-	it, err := v.snapshot.NewIter(&pebble.IterOptions{
+	it, err := v.it.Clone(pebble.CloneOptions{IterOptions: &pebble.IterOptions{
 		LowerBound: lower,
 		UpperBound: keys.AppendSliceStart(nil, ScanEnd),
-	})
+	}})
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrStorage, err)
+		return storageError(err)
 	}
 	defer it.Close()
 	at := len(lower) - 2 // where a head has its slice
 	for more := it.First(); more; more = it.Next() {
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrStorage, err)
+			return storageError(err)
 		}
 		head := it.Key()
 		if len(head) < len(lower) {
@@ -210,10 +239,7 @@ func (v *View) heads(first int, visit func(slice int, head, value []byte) (bool,
 		}
 	}
 	// An iterator that fails looks like one at its end.
-	if err := it.Error(); err != nil {
-		return fmt.Errorf("%w: %w", ErrStorage, err)
-	}
-	return nil
+	return storageError(it.Error())
 }
 
 // Len counts the live keys. It reads all of them, from one snapshot.

@@ -106,22 +106,21 @@ func (l *Limiter) cacheEntry(t *turn, state limit.State) *entry {
 	return e
 }
 
-// get reads the record under a head key.
+// get reads the record under a head key; a key that is not there is absent.
 func (l *Limiter) get(head []byte) (limit.State, error) {
-	return readState(l.db, head)
-}
-
-// readState reads the record under a head key; a key that is not there is
-// absent.
-func readState(r pebble.Reader, head []byte) (limit.State, error) {
-	value, closer, err := r.Get(head)
+	value, closer, err := l.db.Get(head)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return limit.State{}, nil
 	}
 	if err != nil {
-		return limit.State{}, fmt.Errorf("%w: %w", ErrStorage, err)
+		return limit.State{}, storageError(err)
 	}
 	defer closer.Close()
+	return decodeState(head, value)
+}
+
+// decodeState decodes the record under a head key.
+func decodeState(head, value []byte) (limit.State, error) {
 	state, err := codec.DecodeState(value)
 	if err != nil {
 		return limit.State{}, fmt.Errorf("%w: %q: %w", ErrCorrupt, head, err)

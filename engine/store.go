@@ -128,7 +128,7 @@ func (s *store) identify(dir string) (mark int64, err error) {
 		return 0, s.create(dir, identityKey)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrStorage, err)
+		return 0, storageError(err)
 	}
 	id, err := codec.DecodeIdentity(value)
 	closer.Close()
@@ -140,14 +140,14 @@ func (s *store) identify(dir string) (mark int64, err error) {
 	}
 	s.seed = id.Seed
 	if err := s.db.RatchetFormatMajorVersion(pebble.FormatNewest); err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrStorage, err)
+		return 0, storageError(err)
 	}
 	value, closer, err = s.db.Get(markKey)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return 0, nil // nothing was ever written
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrStorage, err)
+		return 0, storageError(err)
 	}
 	defer closer.Close()
 	if mark, err = codec.DecodeMark(value); err != nil {
@@ -161,7 +161,7 @@ func (s *store) create(dir string, identityKey []byte) error {
 	empty, err := isEmpty(s.db)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %w", ErrStorage, err)
+		return storageError(err)
 	case !empty:
 		return fmt.Errorf("%w: %s is the store of another application", ErrForeign, dir)
 	}
@@ -172,10 +172,10 @@ func (s *store) create(dir string, identityKey []byte) error {
 	b := s.db.NewBatch()
 	_ = b.Set(identityKey, codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: s.seed}), nil)
 	if err := s.db.ApplyNoSyncWait(b, pebble.Sync); err != nil {
-		return fmt.Errorf("%w: %w", ErrStorage, err)
+		return storageError(err)
 	}
 	if err := b.SyncWait(); err != nil {
-		return fmt.Errorf("%w: %w", ErrStorage, err)
+		return storageError(err)
 	}
 	_ = b.Close()
 
@@ -184,7 +184,7 @@ func (s *store) create(dir string, identityKey []byte) error {
 	// it begin the next.
 	flushed, err := s.db.AsyncFlush()
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrStorage, err)
+		return storageError(err)
 	}
 	select {
 	case <-flushed:
