@@ -27,7 +27,8 @@ const entryOverhead = int64(unsafe.Sizeof(entry{})) + 8 + 2*24
 
 // cache holds decoded states, up to a bound, by the second chance algorithm:
 // a hand goes round the entries and takes the first that was not used since it
-// last passed. It is guarded by its shard's mutex.
+// last passed or, if it has come far without finding one, the next. It is
+// guarded by its shard's mutex.
 type cache struct {
 	entries  map[string]*entry
 	ring     []*entry
@@ -54,7 +55,9 @@ func (c *cache) get(key []byte) *entry {
 	return e
 }
 
-// maxEvictSteps bounds how far one call of add moves the hand.
+// maxEvictSteps bounds how far one call of add moves the hand. In the second
+// half of them no entry gets a second chance, lest a cache whose entries are
+// all in use outgrow its bound.
 const maxEvictSteps = 64
 
 // add puts a new entry in, and evicts others to make room. An entry whose
@@ -71,7 +74,7 @@ func (c *cache) add(e *entry, applied uint64) {
 		switch old := c.ring[c.hand]; {
 		case old == e || old.round > applied:
 			c.hand++
-		case old.used:
+		case old.used && step < maxEvictSteps/2:
 			old.used = false
 			c.hand++
 		default:

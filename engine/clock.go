@@ -69,14 +69,20 @@ func raise(v *atomic.Int64, x int64) int64 {
 	}
 }
 
+// latestWall is the latest reading of a wall clock that is taken at its word:
+// the beginning of the year 2200. One wild reading makes a mark that stays for
+// ever, so it has to leave room up to 2^63-1, the year 2262, for the deadlines
+// of all that comes after it.
+const latestWall = 7_258_118_400 * int64(time.Second)
+
 // unixNano returns t in nanoseconds since the Unix epoch, brought into the
-// range that states can hold: 1 to 2^63-1.
+// range from 1 to latestWall.
 func unixNano(t time.Time) int64 {
 	switch s := t.Unix(); {
 	case s < 0:
 		return 1
-	case s > math.MaxInt64/int64(time.Second)-1:
-		return math.MaxInt64
+	case s >= latestWall/int64(time.Second):
+		return latestWall
 	}
 	return max(t.UnixNano(), 1)
 }

@@ -26,7 +26,9 @@ type View struct {
 	it    *pebble.Iterator
 	now   int64
 	round uint64 // the newest that the view can show
-	key   []byte // scratch
+
+	head []byte // scratch of what reads one key
+	key  []byte // scratch of Scan, whose visit may read others
 }
 
 // views holds views that are closed, for their scratch.
@@ -148,16 +150,16 @@ func (v *View) state(key []byte) (limit.State, error) {
 	if err := checkKey(key); err != nil {
 		return limit.State{}, err
 	}
-	v.key = v.l.keys.AppendHead(v.key[:0], v.l.keys.Slice(key), key)
+	v.head = v.l.keys.AppendHead(v.head[:0], v.l.keys.Slice(key), key)
 	// The prefix is the whole key, by which Pebble can ask its filters.
-	if !v.it.SeekPrefixGE(v.key) || !bytes.Equal(v.it.Key(), v.key) {
+	if !v.it.SeekPrefixGE(v.head) || !bytes.Equal(v.it.Key(), v.head) {
 		return limit.State{}, storageError(v.it.Error())
 	}
 	value, err := v.it.ValueAndErr()
 	if err != nil {
 		return limit.State{}, storageError(err)
 	}
-	state, err := decodeState(v.key, value)
+	state, err := decodeState(v.head, value)
 	return ttl.Live(state, v.now), err
 }
 

@@ -51,6 +51,11 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 			err = errors.Join(err, s.close())
 		}
 	}()
+	// Locking makes a file, so look first. Whatever else there is to say may
+	// be due to somebody who has the store open.
+	if _, err := peek(dir, fsys); errors.Is(err, ErrForeign) {
+		return 0, err
+	}
 	if s.lock, err = lock(dir, fsys); err != nil {
 		return 0, err
 	}
@@ -88,16 +93,18 @@ func lock(dir string, fsys vfs.FS) (*pebble.Lock, error) {
 
 // peek looks at what is in dir. A directory of something else is refused.
 func peek(dir string, fsys vfs.FS) (*pebble.DBDesc, error) {
+	// In this order a store that is being made meanwhile is not taken for
+	// something else.
+	names, err := fsys.List(dir)
+	if err != nil {
+		return nil, fmt.Errorf("engine: look at %s: %w", dir, err)
+	}
 	found, err := pebble.Peek(dir, fsys)
 	if err != nil {
 		return nil, fmt.Errorf("engine: look at %s: %w", dir, err)
 	}
 	if found.Exists {
 		return found, nil
-	}
-	names, err := fsys.List(dir)
-	if err != nil {
-		return nil, fmt.Errorf("engine: look at %s: %w", dir, err)
 	}
 	for _, name := range names {
 		if !partOfStore(name) {
@@ -110,12 +117,16 @@ func peek(dir string, fsys vfs.FS) (*pebble.DBDesc, error) {
 // partOfStore tells whether a file of this name can be what is left of a store
 // whose making was cut short, or belongs to the file system.
 func partOfStore(name string) bool {
-	for _, prefix := range []string{"LOCK", "MANIFEST-", "OPTIONS-", "marker.", "temporary.", "lost+found"} {
+	if name == "LOCK" || name == "lost+found" {
+		return true
+	}
+	for _, prefix := range []string{"MANIFEST-", "OPTIONS-", "marker.", "temporary."} {
 		if strings.HasPrefix(name, prefix) {
 			return true
 		}
 	}
-	return strings.HasSuffix(name, ".log")
+	number, isLog := strings.CutSuffix(name, ".log")
+	return isLog && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
 // identify reads who wrote the store, writes it in a new one, and returns the

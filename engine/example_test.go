@@ -1,0 +1,138 @@
+package engine_test
+
+import (
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/gabiondb/gabion/engine"
+	"github.com/gabiondb/gabion/engine/limit"
+)
+
+// A limiter lives in a directory and goes on where it was when it is opened
+// again.
+func Example() {
+	dir, err := os.MkdirTemp("", "gabion")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+
+	l, err := engine.Open(dir, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	// Two may pass at once, and then one every half hour.
+	rate := limit.PerHour(2)
+	for range 3 {
+		d, err := l.Throttle([]byte("user:1"), rate, 1)
+		if err != nil {
+			log.Fatal(err) // the disk is gone: let pass or refuse, as you prefer
+		}
+		if d.Allowed {
+			fmt.Println("allowed, remaining", d.Remaining)
+		} else {
+			fmt.Println("denied, retry after", d.RetryAfter.Round(time.Minute))
+		}
+	}
+	// Output:
+	// allowed, remaining 1
+	// allowed, remaining 0
+	// denied, retry after 30m0s
+}
+
+// Tests of code that has limits need not sleep until they refill: they set the
+// clock.
+func ExampleOptions_now() {
+	now := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC)
+	l, err := engine.Open("test", &engine.Options{
+		FS:  vfs.NewMem(), // nor do they need a disk
+		Now: func() time.Time { return now },
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	key, rate := []byte("report"), limit.PerDay(1)
+	for range 3 {
+		d, err := l.Throttle(key, rate, 1)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(now.Format(time.DateTime), d.Allowed, d.RetryAfter)
+		now = now.Add(12 * time.Hour)
+	}
+	// Output:
+	// 2024-02-29 12:00:00 true 0s
+	// 2024-03-01 00:00:00 false 12h0m0s
+	// 2024-03-01 12:00:00 true 0s
+}
+
+// Many operations take one wait for the disk. Memory for the results can be
+// used again.
+func ExampleLimiter_Do() {
+	l, err := engine.Open("example", &engine.Options{FS: vfs.NewMem()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	perUser, perHost := limit.PerMinute(2), limit.PerMinute(100)
+	ops := []engine.Op{
+		{Verb: engine.OpThrottle, Key: []byte("user:1"), Rate: perUser, N: 1},
+		{Verb: engine.OpThrottle, Key: []byte("host:10.0.0.1"), Rate: perHost, N: 20},
+		{Verb: engine.OpProbe, Key: []byte("user:1"), Rate: perUser, N: 2},
+		{Verb: engine.OpThrottle, Key: nil, Rate: perUser, N: 1},
+	}
+	var results []engine.Result
+	results = l.Do(ops, results[:0])
+	for _, r := range results {
+		if r.Err != nil {
+			fmt.Println(r.Err)
+			continue
+		}
+		fmt.Println(r.Decision.Allowed, r.Decision.Remaining)
+	}
+	// Output:
+	// true 1
+	// true 80
+	// false 1
+	// engine: key is not 1 to 4096 bytes long
+}
+
+// Probes in a View see one instant: what they say fits together.
+func ExampleLimiter_View() {
+	l, err := engine.Open("example", &engine.Options{FS: vfs.NewMem()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	rate := limit.PerDay(10)
+	if _, err := l.Throttle([]byte("b"), rate, 4); err != nil {
+		log.Fatal(err)
+	}
+	err = l.View(func(v *engine.View) error {
+		for _, key := range []string{"a", "b", "c"} {
+			d, err := v.Probe([]byte(key), rate, 0)
+			if err != nil {
+				return err
+			}
+			fmt.Println(key, d.Remaining)
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// a 10
+	// b 6
+	// c 10
+}
