@@ -1,0 +1,216 @@
+package commands_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/gabiondb/gabion/commands"
+)
+
+func TestGoRedis(t *testing.T) {
+	for _, protocol := range []int{2, 3} {
+		t.Run(fmt.Sprintf("RESP%d", protocol), func(t *testing.T) {
+			f := serve(t, commands.Config{Password: "open sesame"})
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			client := redis.NewClient(&redis.Options{
+				Addr: f.addr, Protocol: protocol, Password: "open sesame", ClientName: "joe", PoolSize: 4,
+				ReadTimeout: patience, WriteTimeout: patience, PoolTimeout: patience, MaxRetries: -1,
+			})
+			defer client.Close()
+
+			throttle := func(c redis.Cmdable, args ...any) *redis.Cmd {
+				return c.(interface {
+					Do(context.Context, ...any) *redis.Cmd
+				}).Do(ctx, args...)
+			}
+			check := func(cmd *redis.Cmd, want ...any) {
+				t.Helper()
+				if got, err := cmd.Result(); err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("%v = %v, %v, want %v", cmd.Args(), got, err, want)
+				}
+			}
+			check(throttle(client, "CL.THROTTLE", "k", 4, 1, 10), int64(0), int64(5), int64(4), int64(-1), int64(10))
+
+			pipe := client.Pipeline()
+			a := throttle(pipe, "CL.THROTTLE", "k", 4, 1, 10, 4)
+			b := throttle(pipe, "CL.THROTTLE", "k", 4, 1, 10)
+			n := pipe.Exists(ctx, "k", "l")
+			bad := throttle(pipe, "CL.THROTTLE", "k", "x", 1, 10)
+			if _, err := pipe.Exec(ctx); err == nil {
+				t.Error("the pipeline hides its error")
+			}
+			check(a, int64(0), int64(5), int64(0), int64(-1), int64(50))
+			check(b, int64(1), int64(5), int64(0), int64(10), int64(50))
+			if n.Val() != 1 {
+				t.Errorf("EXISTS = %v", n)
+			}
+			if err := bad.Err(); err == nil || err.Error() != "ERR value is not an integer or out of range" {
+				t.Errorf("%v", bad)
+			}
+
+			if ttl := client.TTL(ctx, "k").Val(); ttl.Seconds() != 50 {
+				t.Errorf("TTL = %v, want 50s", ttl)
+			}
+			if kind := client.Type(ctx, "k").Val(); kind != "gcra" {
+				t.Errorf("TYPE = %q, want gcra", kind)
+			}
+			if name, err := client.ClientGetName(ctx).Result(); name != "joe" || err != nil {
+				t.Errorf("CLIENT GETNAME = %q, %v", name, err)
+			}
+			if list, err := client.ClientList(ctx).Result(); err != nil || !strings.Contains(list, "name=joe") || !strings.Contains(list, "lib-name=go-redis") ||
+				!strings.Contains(list, fmt.Sprintf("resp=%d", protocol)) {
+				t.Errorf("CLIENT LIST = %q, %v", list, err)
+			}
+			if config, err := client.ConfigGet(ctx, "maxclients").Result(); err != nil || config["maxclients"] != "10000" {
+				t.Errorf("CONFIG GET = %v, %v", config, err)
+			}
+			if infos, err := client.Command(ctx).Result(); err != nil || infos["cl.probe"] == nil || !infos["cl.probe"].ReadOnly || infos["cl.throttle"].ReadOnly {
+				t.Errorf("COMMAND = %v, %v", infos, err)
+			}
+			if _, err := client.Info(ctx).Result(); err != nil {
+				t.Errorf("INFO: %v", err)
+			}
+			if at, err := client.Time(ctx).Result(); err != nil || !at.Equal(start) {
+				t.Errorf("TIME = %v, %v, want %v", at, err, start)
+			}
+
+			var wg sync.WaitGroup
+			for i := range 16 {
+				wg.Go(func() {
+					for j := range 50 {
+						if err := throttle(client, "CL.THROTTLE", fmt.Sprintf("pool:%d:%d", i, j), 0, 1, 10).Err(); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			seen := make(map[string]bool)
+			for iterator := client.Scan(ctx, 0, "pool:*", 100).Iterator(); iterator.Next(ctx); {
+				if seen[iterator.Val()] {
+					t.Errorf("SCAN returned %s twice", iterator.Val())
+				}
+				seen[iterator.Val()] = true
+			}
+			if len(seen) != 16*50 {
+				t.Errorf("SCAN found %d keys, want %d", len(seen), 16*50)
+			}
+			if n := client.DBSize(ctx).Val(); n != 16*50+1 {
+				t.Errorf("DBSIZE = %d, want %d", n, 16*50+1)
+			}
+			if err := client.FlushAll(ctx).Err(); err != nil || client.DBSize(ctx).Val() != 0 {
+				t.Errorf("FLUSHALL: %v", err)
+			}
+			stranger := redis.NewClient(&redis.Options{Addr: f.addr, Protocol: protocol, Password: "wrong", MaxRetries: -1})
+			defer stranger.Close()
+			if err := stranger.Ping(ctx).Err(); err == nil || !strings.HasPrefix(err.Error(), "WRONGPASS") {
+				t.Errorf("PING with a wrong password: %v", err)
+			}
+		})
+	}
+}
+
+// run runs a program to its end and returns what it prints.
+func run(t *testing.T, stdin, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), tool(t, name), args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func TestRedisCLI(t *testing.T) {
+	f := serve(t, commands.Config{})
+	host, port, _ := net.SplitHostPort(f.addr)
+	cli := func(stdin string, args ...string) string {
+		t.Helper()
+		return run(t, stdin, "redis-cli", append([]string{"-h", host, "-p", port}, args...)...)
+	}
+	for _, tt := range []struct {
+		args, stdin, want string
+	}{
+		{"--no-raw CL.THROTTLE u 15 30 60", "", "1) (integer) 0\n2) (integer) 16\n3) (integer) 15\n4) (integer) -1\n5) (integer) 2\n"},
+		{"-3 --no-raw CL.PROBE u 15 30 60", "", "1) (integer) 0\n2) (integer) 16\n3) (integer) 14\n4) (integer) -1\n5) (integer) 4\n"},
+		{"-3 --json CL.THROTTLE u 15 30 60 20", "", ""},
+		{"TTL u", "", "2\n"},
+		{"CL.THROTTLE u x", "", "ERR wrong number of arguments for 'cl.throttle' command\n\n"},
+		{"", "SELECT 0\nPING\nEXISTS u v\nCLIENT SETNAME joe\nCLIENT GETNAME\n", "OK\nPONG\n1\nOK\njoe\n"},
+		{"-3 CONFIG GET maxclients", "", "maxclients 10000\n"},
+		{"--scan", "", "u\n"},
+		{"--scan --pattern v*", "", ""},
+		{"DBSIZE", "", "1\n"},
+		{"DEL u", "", "1\n"},
+		{"-r 3 PING", "", "PONG\nPONG\nPONG\n"},
+	} {
+		if strings.Contains(tt.args, "--json") && !strings.Contains(cli("", "--help"), "--json") {
+			continue
+		}
+		want := tt.want
+		if strings.Contains(tt.args, "--json") {
+			want = "[1,16,15,-1,2]\n"
+		}
+		if got := cli(tt.stdin, strings.Fields(tt.args)...); got != want {
+			t.Errorf("redis-cli %s: %q, want %q", tt.args, got, want)
+		}
+	}
+
+	// The mass insertion of redis-cli sends everything and counts the replies.
+	var mass strings.Builder
+	const n = 20_000
+	for i := range n {
+		mass.WriteString(request("CL.THROTTLE", fmt.Sprint("mass:", i%100), "9", "1", "10"))
+	}
+	if got, want := cli(mass.String(), "--pipe"), fmt.Sprintf("errors: 0, replies: %d\n", n); !strings.HasSuffix(got, want) {
+		t.Errorf("redis-cli --pipe: %q, want the end %q", got, want)
+	}
+
+	// It makes its help and its hints from COMMAND DOCS.
+	colours := regexp.MustCompile(`\x1b\[[0-9]*m`)
+	help := colours.ReplaceAllString(cli("help CL.THROTTLE\nhelp @ratelimit\nhelp client list\nhelp scan\n"), "")
+	for _, want := range []string{
+		"CL.THROTTLE key max_burst count period [quantity]",
+		"summary: Charges a number of events to a key if its rate allows them",
+		"CL.PROBE key max_burst count period [quantity]",
+		"SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]",
+	} {
+		if !strings.Contains(help, want) {
+			t.Errorf("help of redis-cli does not say %q:\n%s", want, help)
+		}
+	}
+}
+
+func TestRedisBenchmark(t *testing.T) {
+	f := serve(t, commands.Config{})
+	host, port, _ := net.SplitHostPort(f.addr)
+	for _, args := range [][]string{
+		{"-P", "1"},
+		{"-P", "16"},
+		{"-P", "500", "-3"},
+	} {
+		out := run(t, "", "redis-benchmark", slices.Concat([]string{"-h", host, "-p", port, "-c", "20", "-n", "20000", "-r", "1000", "-q"}, args,
+			strings.Fields("CL.THROTTLE key:__rand_int__ 100 100 1 1"))...)
+		if !regexp.MustCompile(`requests per second`).MatchString(out) || strings.Contains(out, "Error") || strings.Contains(out, "WARNING") {
+			t.Errorf("redis-benchmark %s: %q", args, out)
+		}
+	}
+	got := f.dial().ask(words("INFO commandstats"))
+	if !strings.Contains(got, "cmdstat_cl.throttle:calls=60") {
+		t.Errorf("INFO commandstats = %q, want 60,000 calls of CL.THROTTLE", got)
+	}
+}
