@@ -8,6 +8,10 @@ import (
 	"github.com/gabiondb/gabion/codec"
 )
 
+// Format is the newest format of a store that this version reads, and the one
+// that it writes.
+const Format = codec.Format
+
 // A Limiter keeps rate limits in a Pebble store. Its methods are safe for
 // concurrent use. Keys that are passed to it are not retained.
 type Limiter struct {
