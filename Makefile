@@ -1,0 +1,48 @@
+GO = go
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# How long to run each fuzz target.
+FUZZTIME = 30s
+
+# More flags for go test, like -count=1.
+TESTFLAGS =
+
+.PHONY: build run test race lint fuzz bench crash check clean
+
+# The binary, as bin/gabion.
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/gabion ./cmd/gabion
+
+# A server on ./gabion-data at 127.0.0.1:6380.
+run:
+	$(GO) run ./cmd/gabion serve
+
+# All tests. Those that need redis-cli skip without it, unless CI is set.
+test:
+	$(GO) test $(TESTFLAGS) ./...
+
+# The tests under the race detector, without the long ones. Needs a C compiler.
+race:
+	$(GO) test -race -short $(TESTFLAGS) ./...
+
+# Formatting, go.mod, vet and staticcheck.
+lint:
+	test -z "$$(gofmt -l . | tee /dev/stderr)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
+
+# Every fuzz target for FUZZTIME.
+fuzz:
+	@set -e; for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do echo "$$f in $$p"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p; done; done
+
+# All benchmarks, five times each, for benchstat.
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./...
+
+# The tests that kill the process or cut the power.
+crash:
+	$(GO) test -count=1 -v -run 'Kill|Cut|Crash' ./engine ./cmd/gabion
+
+# What has to pass before a commit is published.
+check: lint build test race
+
+clean:
+	rm -rf bin

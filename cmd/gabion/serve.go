@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gabiondb/gabion/commands"
+	"github.com/gabiondb/gabion/engine"
+)
+
+// serveFlags are the flags of serve.
+type serveFlags struct {
+	set *pflag.FlagSet
+
+	dir, addr      string
+	durability     durabilityFlag
+	syncInterval   time.Duration
+	cacheSize      sizeFlag
+	blockCacheSize sizeFlag
+
+	maxClients      int
+	maxBuffers      sizeFlag
+	idleTimeout     time.Duration
+	writeTimeout    time.Duration
+	shutdownTimeout time.Duration
+	passwordFile    string
+	allowNoPassword bool
+
+	logFormat string
+	logLevel  slog.Level
+}
+
+func serveVerb() verb {
+	return verb{
+		name:    "serve",
+		summary: "answer Redis clients from a store on disk",
+		help: `
+The store is made if the directory is not there. SIGTERM or SIGINT stops the
+server: it answers what it has read, syncs, and exits with 0; a second signal
+ends it at once, which loses nothing that --durability promises. If the disk
+fails, the server exits with 1, for whoever supervises it to start it again.
+
+There is no TLS. An address that other machines can reach is refused without
+a password.
+
+Example:
+  $ gabion serve --dir /var/lib/gabion --addr 127.0.0.1:6380
+  $ redis-cli -p 6380 CL.THROTTLE user:42 15 30 60
+`,
+		flags: func(fs *pflag.FlagSet) action {
+			f := serveFlags{set: fs, cacheSize: 256 << 20, blockCacheSize: 64 << 20, maxBuffers: 256 << 20}
+			fs.StringVar(&f.dir, "dir", defaultDir, "the `directory` of the store")
+			fs.StringVar(&f.addr, "addr", "127.0.0.1:6380", "listen at this `host:port`")
+			fs.Var(&f.durability, "durability", "answer when the disk has it, or sync every interval, or never")
+			fs.DurationVar(&f.syncInterval, "sync-interval", 10*time.Millisecond, "the time between syncs with interval, between writes with never")
+			fs.Var(&f.cacheSize, "cache-size", "the most memory for decoded keys")
+			fs.Var(&f.blockCacheSize, "block-cache-size", "the most memory for blocks of the store's tables")
+			fs.IntVar(&f.maxClients, "max-clients", 10000, "how many connections may be open")
+			fs.Var(&f.maxBuffers, "max-buffers", "the most memory for large requests and unsent replies of all connections")
+			fs.DurationVar(&f.idleTimeout, "idle-timeout", 0, "close a connection that has been silent for so long; 0 never does")
+			fs.DurationVar(&f.writeTimeout, "write-timeout", time.Minute, "close a connection that has not taken its replies for so long")
+			fs.DurationVar(&f.shutdownTimeout, "shutdown-timeout", 10*time.Second, "how long to wait for connections on SIGTERM")
+			fs.StringVar(&f.passwordFile, "password-file", "", "clients must AUTH with the first line of this `file`")
+			fs.BoolVar(&f.allowNoPassword, "allow-no-password", false, "listen without a password at an address that is not loopback")
+			fs.StringVar(&f.logFormat, "log-format", "text", "log to standard error as `text|json`")
+			fs.TextVar(&f.logLevel, "log-level", slog.LevelInfo, "the least `level` to log: debug, info, warn or error")
+			return func(p *program, _ []string) error { return f.serve(p) }
+		},
+	}
+}
+
+// check refuses values that make no sense.
+func (f *serveFlags) check() error {
+	switch {
+	case f.dir == "":
+		return usagef("--dir must not be empty")
+	case f.addr == "":
+		return usagef("--addr must not be empty")
+	case f.syncInterval <= 0:
+		return usagef("--sync-interval must be positive")
+	case f.maxClients <= 0:
+		return usagef("--max-clients must be positive")
+	case f.idleTimeout < 0:
+		return usagef("--idle-timeout must not be negative")
+	case f.writeTimeout <= 0:
+		return usagef("--write-timeout must be positive")
+	case f.shutdownTimeout < 0:
+		return usagef("--shutdown-timeout must not be negative")
+	case f.logFormat != "text" && f.logFormat != "json":
+		return usagef("--log-format must be text or json")
+	}
+	return nil
+}
+
+func (f *serveFlags) logger(w io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: f.logLevel}
+	if f.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+func (f *serveFlags) serve(p *program) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	// A log that nobody reads any more is no reason to end.
+	signal.Ignore(syscall.SIGPIPE)
+	log := f.logger(p.stderr)
+	password, err := f.password(log)
+	if err != nil {
+		return err
+	}
+	addr, err := resolve(f.addr, password != "" || f.allowNoPassword)
+	if err != nil {
+		return err
+	}
+	dir, err := filepath.Abs(f.dir)
+	if err != nil {
+		return err
+	}
+
+	l, err := p.openStore(dir, &engine.Options{
+		Durability:     engine.Durability(f.durability),
+		SyncInterval:   f.syncInterval,
+		CacheSize:      int64(f.cacheSize),
+		BlockCacheSize: int64(f.blockCacheSize),
+		Logger:         log,
+	})
+	if errors.Is(err, engine.ErrInUse) {
+		return fmt.Errorf("%s is in use by another process: stop it, or choose another --dir", dir)
+	}
+	if err != nil {
+		return err
+	}
+	// Listening comes after opening, so that a port that is open is a server
+	// that answers.
+	ln, err := net.ListenTCP("tcp", addr)
+	if err != nil {
+		return errors.Join(fmt.Errorf("can't listen: %w", err), l.Close())
+	}
+	// Until here a signal just ends the process; nobody has been answered.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	log.Info("serving",
+		"addr", ln.Addr().String(),
+		"dir", dir,
+		"durability", f.durability.String(),
+		"format", engine.Format,
+		"version", version())
+
+	srv := commands.NewServer(l, commands.Config{
+		Password:     password,
+		MaxClients:   f.maxClients,
+		MaxBuffers:   int64(f.maxBuffers),
+		IdleTimeout:  f.idleTimeout,
+		WriteTimeout: f.writeTimeout,
+		Logger:       log,
+		Version:      version(),
+	})
+	err = f.serveUntil(signals, log, srv, ln, l)
+	if closeErr := l.Close(); closeErr != nil && err == nil {
+		err = fmt.Errorf("can't close the store: %w", closeErr)
+	}
+	if err == nil {
+		log.Info("stopped")
+	}
+	return err
+}
+
+// serveUntil serves until a signal, a failure of the store or one of the
+// listener, and then lets the connections finish.
+func (f *serveFlags) serveUntil(signals <-chan os.Signal, log *slog.Logger, srv *commands.Server, ln net.Listener, l *engine.Limiter) error {
+	var serveErr error // once done is closed
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		serveErr = srv.Serve(ln)
+	}()
+
+	var failure error
+	select {
+	case <-done:
+		failure = fmt.Errorf("can't go on serving: %w", serveErr)
+	case <-l.Failed():
+		log.Error("stopping", "error", l.Failure())
+		failure = engine.ErrStorage
+	case sig := <-signals:
+		// A second signal ends the process at once, as it would any other.
+		signal.Reset(syscall.SIGINT, syscall.SIGTERM)
+		log.Info("stopping", "signal", sig.String())
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), f.shutdownTimeout)
+	defer cancel()
+	if err := srv.Shutdown(ctx); err != nil {
+		log.Warn("some connections were cut off", "error", err)
+	}
+	<-done
+	return failure
+}
+
+// password returns the password that clients must give, or "".
+func (f *serveFlags) password(log *slog.Logger) (string, error) {
+	if !f.set.Changed("password-file") {
+		return "", nil
+	}
+	if worldReadable(f.passwordFile) {
+		log.Warn("any user of this machine can read the password", "file", f.passwordFile)
+	}
+	return readPassword(f.passwordFile)
+}
+
+// resolve returns the address to listen at. One that other machines can reach
+// is refused unless public is set.
+func resolve(hostport string, public bool) (*net.TCPAddr, error) {
+	addr, err := net.ResolveTCPAddr("tcp", hostport)
+	if err != nil {
+		return nil, fmt.Errorf("can't listen: %w", err)
+	}
+	if !addr.IP.IsLoopback() && !public {
+		return nil, fmt.Errorf("refusing to listen at %s, where other machines can reach it, without a password: give --password-file, or --allow-no-password if the network is trusted", hostport)
+	}
+	return addr, nil
+}

@@ -1,0 +1,68 @@
+package main
+
+import "github.com/spf13/pflag"
+
+func throttleVerb() verb {
+	return verb{
+		name:     "throttle",
+		operands: "KEY MAX_BURST COUNT PERIOD [QUANTITY]",
+		min:      4, max: 5,
+		summary: "decide whether an event may pass now, and charge it",
+		help: `
+COUNT events per PERIOD seconds may pass, evenly spaced, and up to MAX_BURST
+more ahead of time. QUANTITY (1) is how many ask at once; 0 only looks. A
+directory without a store gets one. The answer is
+
+  [limited, limit, remaining, retry_after, reset_after]
+
+limited is 1 for a denial. retry_after is -1 if the event has passed, or never
+can. Both times are in seconds.
+
+Example:
+  $ gabion throttle user:42 15 30 60
+  [0,16,15,-1,2]
+`,
+		flags: decideFlags("CL.THROTTLE", true),
+	}
+}
+
+func probeVerb() verb {
+	return verb{
+		name:     "probe",
+		operands: "KEY MAX_BURST COUNT PERIOD [QUANTITY]",
+		min:      4, max: 5,
+		summary: "tell what throttle would answer now, and change nothing",
+		help: `
+The arguments and the answer are those of throttle.
+
+Example:
+  $ gabion probe user:42 15 30 60 10
+  [0,16,6,-1,20]
+`,
+		flags: decideFlags("CL.PROBE", false),
+	}
+}
+
+// decideFlags declares the flags of a verb that runs command, which answers
+// with five integers, the first of them 1 for a denial.
+func decideFlags(command string, create bool) func(*pflag.FlagSet) action {
+	return func(fs *pflag.FlagSet) action {
+		t := targetFlags(fs)
+		exitCode := fs.Bool("exit-code", false, "exit with 3 on a denial")
+		return func(p *program, operands []string) error {
+			return t.do(p, create, func(d doer) error {
+				reply, err := d.Do(append([]string{command}, operands...)...)
+				if err != nil {
+					return err
+				}
+				if err := p.printJSON(reply); err != nil {
+					return err
+				}
+				if row, ok := reply.([]any); ok && *exitCode && len(row) > 0 && row[0] == int64(1) {
+					return errDenied
+				}
+				return nil
+			})
+		}
+	}
+}
