@@ -5,10 +5,12 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/gabiondb/gabion/engine"
+	"github.com/gabiondb/gabion/engine/limit"
 )
 
 // parseFlags sets the flags among args in fs and returns the operands, which
@@ -101,4 +103,40 @@ func (n *sizeFlag) Set(s string) error {
 	}
 	*n = sizeFlag(v * unit)
 	return nil
+}
+
+// capFlags are the flags of what quotas and rolling lists may ask for.
+type capFlags struct {
+	quotaMaxLimit  int64
+	quotaMaxWindow time.Duration
+	rollMaxWindow  time.Duration
+}
+
+var capNames = []string{"quota-max-limit", "quota-max-window", "roll-max-window"}
+
+func (c *capFlags) add(fs *pflag.FlagSet) {
+	fs.Int64Var(&c.quotaMaxLimit, "quota-max-limit", 10_000, "the largest limit of a quota; up to 2^53-1")
+	fs.DurationVar(&c.quotaMaxWindow, "quota-max-window", 24*time.Hour, "the longest window of a quota; up to 87600h, ten years")
+	fs.DurationVar(&c.rollMaxWindow, "roll-max-window", 24*time.Hour, "the longest window of a rolling list; up to 87600h, ten years")
+}
+
+// check refuses values that make no sense.
+func (c *capFlags) check() error {
+	switch {
+	case c.quotaMaxLimit < 1 || c.quotaMaxLimit > limit.MaxLimit:
+		return usagef("--quota-max-limit must be 1 to %d", limit.MaxLimit)
+	case c.quotaMaxWindow < time.Millisecond || c.quotaMaxWindow > limit.MaxWindow:
+		return usagef("--quota-max-window must be 1ms to %v", limit.MaxWindow)
+	case c.rollMaxWindow < time.Millisecond || c.rollMaxWindow > limit.MaxWindow:
+		return usagef("--roll-max-window must be 1ms to %v", limit.MaxWindow)
+	}
+	return nil
+}
+
+// set puts the caps into opts; those that were not asked for keep their
+// defaults.
+func (c *capFlags) set(opts *engine.Options) {
+	opts.QuotaMaxLimit = c.quotaMaxLimit
+	opts.QuotaMaxWindow = c.quotaMaxWindow
+	opts.RollingMaxWindow = c.rollMaxWindow
 }

@@ -72,7 +72,7 @@ type action func(p *program, operands []string) error
 func verbs() []verb {
 	return []verb{
 		serveVerb(),
-		throttleVerb(), probeVerb(),
+		throttleVerb(), probeVerb(), quotaVerb(), rollVerb(),
 		getVerb(), ttlVerb(), delVerb(), lsVerb(),
 		versionVerb(),
 	}
@@ -172,7 +172,7 @@ func (p *program) printHelp() error {
 "gabion VERB --help" tells more. The verbs other than serve work on a store
 directly (--dir) or through the server that has it (--addr). They exit with 0
 when they were answered, 1 on an error and 2 on wrong usage; with --exit-code,
-throttle and probe exit with 3 on a denial.
+the verbs that decide exit with 3 on a denial.
 `)
 	_, err := io.WriteString(p.stdout, b.String())
 	return err

@@ -28,6 +28,7 @@ type serveFlags struct {
 	syncInterval   time.Duration
 	cacheSize      sizeFlag
 	blockCacheSize sizeFlag
+	caps           capFlags
 
 	maxClients      int
 	maxBuffers      sizeFlag
@@ -66,6 +67,7 @@ Example:
 			fs.DurationVar(&f.syncInterval, "sync-interval", 10*time.Millisecond, "the time between syncs with interval, between writes with never")
 			fs.Var(&f.cacheSize, "cache-size", "the most memory for decoded keys")
 			fs.Var(&f.blockCacheSize, "block-cache-size", "the most memory for blocks of the store's tables")
+			f.caps.add(fs)
 			fs.IntVar(&f.maxClients, "max-clients", 10000, "how many connections may be open")
 			fs.Var(&f.maxBuffers, "max-buffers", "the most memory for large requests and unsent replies of all connections")
 			fs.DurationVar(&f.idleTimeout, "idle-timeout", 0, "close a connection that has been silent for so long; 0 never does")
@@ -100,7 +102,7 @@ func (f *serveFlags) check() error {
 	case f.logFormat != "text" && f.logFormat != "json":
 		return usagef("--log-format must be text or json")
 	}
-	return nil
+	return f.caps.check()
 }
 
 func (f *serveFlags) logger(w io.Writer) *slog.Logger {
@@ -131,13 +133,15 @@ func (f *serveFlags) serve(p *program) error {
 		return err
 	}
 
-	l, err := p.openStore(dir, &engine.Options{
+	opts := &engine.Options{
 		Durability:     engine.Durability(f.durability),
 		SyncInterval:   f.syncInterval,
 		CacheSize:      int64(f.cacheSize),
 		BlockCacheSize: int64(f.blockCacheSize),
 		Logger:         log,
-	})
+	}
+	f.caps.set(opts)
+	l, err := p.openStore(dir, opts)
 	if errors.Is(err, engine.ErrInUse) {
 		return fmt.Errorf("%s is in use by another process: stop it, or choose another --dir", dir)
 	}

@@ -31,6 +31,7 @@ type target struct {
 	addr         string
 	passwordFile string
 	timeout      time.Duration
+	caps         capFlags
 }
 
 func targetFlags(fs *pflag.FlagSet) *target {
@@ -68,7 +69,9 @@ func (t *target) open(p *program, create bool) (doer, error) {
 			return nil, err
 		}
 	}
-	l, err := p.openStore(t.dir, &engine.Options{})
+	opts := &engine.Options{}
+	t.caps.set(opts)
+	l, err := p.openStore(t.dir, opts)
 	if errors.Is(err, engine.ErrInUse) {
 		return nil, fmt.Errorf("%s is in use by another process: if that is a server, go through it with --addr", t.dir)
 	}
@@ -90,6 +93,16 @@ func (t *target) check() error {
 	for _, name := range []string{"password-file", "timeout"} {
 		if !t.remote() && t.flags.Changed(name) {
 			return usagef("--%s is for --addr", name)
+		}
+	}
+	if t.flags.Lookup("quota-max-limit") != nil {
+		for _, name := range capNames {
+			if t.remote() && t.flags.Changed(name) {
+				return usagef("--%s is for --dir: the server has its own", name)
+			}
+		}
+		if err := t.caps.check(); err != nil {
+			return err
 		}
 	}
 	if t.dir == "" {

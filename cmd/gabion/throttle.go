@@ -48,21 +48,36 @@ Example:
 func decideFlags(command string, create bool) func(*pflag.FlagSet) action {
 	return func(fs *pflag.FlagSet) action {
 		t := targetFlags(fs)
-		exitCode := fs.Bool("exit-code", false, "exit with 3 on a denial")
+		exitCode := exitCodeFlag(fs)
 		return func(p *program, operands []string) error {
 			return t.do(p, create, func(d doer) error {
-				reply, err := d.Do(append([]string{command}, operands...)...)
-				if err != nil {
-					return err
-				}
-				if err := p.printJSON(reply); err != nil {
-					return err
-				}
-				if row, ok := reply.([]any); ok && *exitCode && len(row) > 0 && row[0] == int64(1) {
-					return errDenied
-				}
-				return nil
+				return p.decide(d, denial{value: 1, exit: *exitCode}, append([]string{command}, operands...)...)
 			})
 		}
 	}
+}
+
+func exitCodeFlag(fs *pflag.FlagSet) *bool {
+	return fs.Bool("exit-code", false, "exit with 3 on a denial")
+}
+
+// denial tells what to make of the first integer of a reply.
+type denial struct {
+	value int64 // that says no
+	exit  bool  // whether the exit status is to say so
+}
+
+// decide runs a command and prints the reply.
+func (p *program) decide(d doer, no denial, args ...string) error {
+	reply, err := d.Do(args...)
+	if err != nil {
+		return err
+	}
+	if err := p.printJSON(reply); err != nil {
+		return err
+	}
+	if row, ok := reply.([]any); ok && no.exit && len(row) > 0 && row[0] == no.value {
+		return errDenied
+	}
+	return nil
 }

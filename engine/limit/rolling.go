@@ -461,3 +461,15 @@ func runOf(runs []Run, ordinal int64) int {
 	}
 	return i
 }
+
+// Size returns about how much memory s takes, in bytes.
+func (s *RollingState) Size() int64 {
+	const state, chunk, run = 112, 48, 16
+	n := state + run*cap(s.Runs)
+	for _, c := range [...]*Chunk{s.front, s.target} {
+		if c != nil {
+			n += chunk + run*cap(c.Runs)
+		}
+	}
+	return int64(n)
+}
