@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/gabiondb/gabion/engine/limit"
 )
 
 // Durability is what a limiter promises when it has answered.
@@ -39,6 +41,15 @@ func (d Durability) String() string {
 	return "unknown"
 }
 
+const (
+	// MaxLimit is the largest limit that a quota or a rolling list can have,
+	// 2^53-1.
+	MaxLimit = limit.MaxLimit
+
+	// MaxWindow is the longest window that either can have, ten years.
+	MaxWindow = limit.MaxWindow
+)
+
 // Options are the settings of a Limiter. The zero value is the safe one.
 type Options struct {
 	// Durability is when a call returns. The default is Always.
@@ -58,12 +69,12 @@ type Options struct {
 
 	// QuotaMaxLimit and QuotaMaxWindow are the largest limit and the longest
 	// window of a quota. The defaults are 10,000 and 24 hours; up to
-	// limit.MaxLimit and limit.MaxWindow are possible.
+	// MaxLimit and MaxWindow are possible.
 	QuotaMaxLimit  int64
 	QuotaMaxWindow time.Duration
 
 	// RollingMaxWindow is the longest window of a rolling list. The default is
-	// 24 hours; up to limit.MaxWindow is possible.
+	// 24 hours; up to MaxWindow is possible.
 	RollingMaxWindow time.Duration
 
 	// Now is the wall clock. The default is time.Now together with the

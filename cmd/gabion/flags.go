@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gabiondb/gabion/engine"
-	"github.com/gabiondb/gabion/engine/limit"
 )
 
 // parseFlags sets the flags among args in fs and returns the operands, which
@@ -123,12 +122,12 @@ func (c *capFlags) add(fs *pflag.FlagSet) {
 // check refuses values that make no sense.
 func (c *capFlags) check() error {
 	switch {
-	case c.quotaMaxLimit < 1 || c.quotaMaxLimit > limit.MaxLimit:
-		return usagef("--quota-max-limit must be 1 to %d", limit.MaxLimit)
-	case c.quotaMaxWindow < time.Millisecond || c.quotaMaxWindow > limit.MaxWindow:
-		return usagef("--quota-max-window must be 1ms to %v", limit.MaxWindow)
-	case c.rollMaxWindow < time.Millisecond || c.rollMaxWindow > limit.MaxWindow:
-		return usagef("--roll-max-window must be 1ms to %v", limit.MaxWindow)
+	case c.quotaMaxLimit < 1 || c.quotaMaxLimit > engine.MaxLimit:
+		return usagef("--quota-max-limit must be 1 to %d", engine.MaxLimit)
+	case c.quotaMaxWindow < time.Millisecond || c.quotaMaxWindow > engine.MaxWindow:
+		return usagef("--quota-max-window must be 1ms to %v", engine.MaxWindow)
+	case c.rollMaxWindow < time.Millisecond || c.rollMaxWindow > engine.MaxWindow:
+		return usagef("--roll-max-window must be 1ms to %v", engine.MaxWindow)
 	}
 	return nil
 }

@@ -17,7 +17,8 @@ func getVerb() verb {
 		help: `
 The answer is an object, or null if the key is not there. pttl is how long the
 key has to live, pexpiretime when it expires (Unix time), both in milliseconds.
-A key that is not UTF-8 is shown as key_base64.
+Of a quota it tells also used, limit and window_ms. A key that is not UTF-8 is
+shown as key_base64.
 
 Example:
   $ gabion get user:42
@@ -203,6 +204,15 @@ type statJSON struct {
 	Type        string `json:"type"`
 	PTTL        int64  `json:"pttl"`
 	PExpireTime int64  `json:"pexpiretime"`
+
+	*quotaJSON // of a quota
+}
+
+// quotaJSON is what get tells of a quota besides.
+type quotaJSON struct {
+	Used     int64 `json:"used"`
+	Limit    int64 `json:"limit"`
+	WindowMS int64 `json:"window_ms"`
 }
 
 // stat returns nil if the key is not there, or expires while it is asked after.
@@ -226,7 +236,32 @@ func stat(d doer, key string) (*statJSON, error) {
 	if kind == "none" || at < 0 || left < 0 {
 		return nil, nil
 	}
-	return &statJSON{newKeyJSON(key), kind, left, at}, nil
+	s := &statJSON{newKeyJSON(key), kind, left, at, nil}
+	if kind == "quota" {
+		if s.quotaJSON, err = quotaOf(d, key); s.quotaJSON == nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// quotaOf returns nil if the window closes while it is asked after.
+func quotaOf(d doer, key string) (*quotaJSON, error) {
+	reply, err := d.Do("QUOTA.GET", key)
+	if err != nil || reply == nil {
+		return nil, err
+	}
+	row, ok := reply.([]any)
+	if !ok || len(row) != 4 {
+		return nil, fmt.Errorf("QUOTA.GET was answered with %v", reply)
+	}
+	var n [3]int64
+	for i := range n {
+		if n[i], ok = row[i].(int64); !ok {
+			return nil, fmt.Errorf("QUOTA.GET was answered with %v", reply)
+		}
+	}
+	return &quotaJSON{Used: n[0], Limit: n[1], WindowMS: n[2]}, nil
 }
 
 // doInt runs a command whose reply is an integer.
