@@ -117,8 +117,7 @@ func (k keys) of(args [][]byte) [][]byte {
 }
 
 var (
-	oneKey   = keys{first: 1, last: 1, flags: []string{"RO", "access"}}
-	someKeys = keys{first: 1, last: -1}
+	oneKey = keys{first: 1, last: 1, flags: []string{"RO", "access"}}
 )
 
 // argument describes an argument for COMMAND DOCS.
