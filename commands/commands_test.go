@@ -110,7 +110,7 @@ func TestThrottleArguments(t *testing.T) {
 		{"CL.PROBE k 9223372036854775806 9223372036854775807 7000000000 9223372036854775807",
 			ints(0, math.MaxInt64, 0, -1, 7000000000)},
 		{"CL.PROBE k 9223372036854775806 1 9223372036 9223372036854775807",
-			"-ERR value is out of range, the key would expire after the year 2262\r\n"},
+			"-ERR value is out of range, its result can't be stored\r\n"},
 		{"cl.Throttle " + big + " 1 2 3", ints(0, 2, 1, -1, 2)},
 		{"EXISTS " + big, ":1\r\n"},
 	}.play(t, f.dial())

@@ -126,7 +126,6 @@ func (k keys) of(args [][]byte) [][]byte {
 var (
 	oneKey     = keys{first: 1, last: 1, flags: []string{"RO", "access"}}
 	updatedKey = keys{first: 1, last: 1, flags: []string{"RW", "access", "update"}}
-	someKeys   = keys{first: 1, last: -1}
 )
 
 // argument describes an argument for COMMAND DOCS.
