@@ -10,54 +10,7 @@ import (
 
 	"github.com/gabiondb/gabion/commands"
 	"github.com/gabiondb/gabion/engine"
-	"github.com/gabiondb/gabion/engine/limit/limittest"
 )
-
-func TestThrottleVectors(t *testing.T) {
-	for _, group := range limittest.Throttle() {
-		t.Run(group.Name, func(t *testing.T) {
-			f := serve(t, commands.Config{})
-			c := f.dial()
-			for _, step := range group.Steps {
-				f.set(step.At)
-				want := ints(step.Want...)
-				if len(step.Want) == 1 {
-					want = fmt.Sprintf(":%d\r\n", step.Want[0])
-				}
-				if got := c.ask(request(step.Command...)); got != want {
-					t.Fatalf("line %d: %s = %q, want %q", step.Line, step.Command, got, want)
-				}
-			}
-		})
-	}
-}
-
-// A group that does not move the clock must answer alike as one pipeline.
-func TestThrottleVectorsPipelined(t *testing.T) {
-	for _, group := range limittest.Throttle() {
-		t.Run(group.Name, func(t *testing.T) {
-			f := serve(t, commands.Config{})
-			c := f.dial()
-			for steps := group.Steps; len(steps) > 0; {
-				at := steps[0].At
-				f.set(at)
-				var requests, want strings.Builder
-				for len(steps) > 0 && steps[0].At == at {
-					requests.WriteString(request(steps[0].Command...))
-					if w := steps[0].Want; len(w) == 1 {
-						fmt.Fprintf(&want, ":%d\r\n", w[0])
-					} else {
-						want.WriteString(ints(w...))
-					}
-					steps = steps[1:]
-				}
-				if got := c.ask(requests.String()); got != want.String() {
-					t.Fatalf("at %v: %q, want %q", at, got, want.String())
-				}
-			}
-		})
-	}
-}
 
 // script is requests, of words between blanks unless they are bytes, and their
 // replies.
