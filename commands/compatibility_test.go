@@ -18,36 +18,49 @@ import (
 	"github.com/gabiondb/gabion/commands"
 )
 
+// goRedis returns a client of f, which does not try again what has failed.
+func goRedis(f *fixture, opts redis.Options) *redis.Client {
+	opts.Addr, opts.PoolSize, opts.MaxRetries = f.addr, 4, -1
+	opts.ReadTimeout, opts.WriteTimeout, opts.PoolTimeout = patience, patience, patience
+	return redis.NewClient(&opts)
+}
+
+// doGoRedis calls a command that go-redis has no method for. c is a client or a
+// pipeline.
+func doGoRedis(ctx context.Context, c redis.Cmdable, args ...any) *redis.Cmd {
+	return c.(interface {
+		Do(context.Context, ...any) *redis.Cmd
+	}).Do(ctx, args...)
+}
+
+func checkGoRedis(t *testing.T, cmd *redis.Cmd, want any) {
+	t.Helper()
+	if got, err := cmd.Result(); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v = %v, %v, want %v", cmd.Args(), got, err, want)
+	}
+}
+
 func TestGoRedis(t *testing.T) {
 	for _, protocol := range []int{2, 3} {
 		t.Run(fmt.Sprintf("RESP%d", protocol), func(t *testing.T) {
 			f := serve(t, commands.Config{Password: "open sesame"})
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			client := redis.NewClient(&redis.Options{
-				Addr: f.addr, Protocol: protocol, Password: "open sesame", ClientName: "joe", PoolSize: 4,
-				ReadTimeout: patience, WriteTimeout: patience, PoolTimeout: patience, MaxRetries: -1,
-			})
+			client := goRedis(f, redis.Options{Protocol: protocol, Password: "open sesame", ClientName: "joe"})
 			defer client.Close()
 
-			throttle := func(c redis.Cmdable, args ...any) *redis.Cmd {
-				return c.(interface {
-					Do(context.Context, ...any) *redis.Cmd
-				}).Do(ctx, args...)
-			}
+			call := func(c redis.Cmdable, args ...any) *redis.Cmd { return doGoRedis(ctx, c, args...) }
 			check := func(cmd *redis.Cmd, want ...any) {
 				t.Helper()
-				if got, err := cmd.Result(); err != nil || !reflect.DeepEqual(got, want) {
-					t.Errorf("%v = %v, %v, want %v", cmd.Args(), got, err, want)
-				}
+				checkGoRedis(t, cmd, want)
 			}
-			check(throttle(client, "CL.THROTTLE", "k", 4, 1, 10), int64(0), int64(5), int64(4), int64(-1), int64(10))
+			check(call(client, "CL.THROTTLE", "k", 4, 1, 10), int64(0), int64(5), int64(4), int64(-1), int64(10))
 
 			pipe := client.Pipeline()
-			a := throttle(pipe, "CL.THROTTLE", "k", 4, 1, 10, 4)
-			b := throttle(pipe, "CL.THROTTLE", "k", 4, 1, 10)
+			a := call(pipe, "CL.THROTTLE", "k", 4, 1, 10, 4)
+			b := call(pipe, "CL.THROTTLE", "k", 4, 1, 10)
 			n := pipe.Exists(ctx, "k", "l")
-			bad := throttle(pipe, "CL.THROTTLE", "k", "x", 1, 10)
+			bad := call(pipe, "CL.THROTTLE", "k", "x", 1, 10)
 			if _, err := pipe.Exec(ctx); err == nil {
 				t.Error("the pipeline hides its error")
 			}
@@ -90,7 +103,7 @@ func TestGoRedis(t *testing.T) {
 			for i := range 16 {
 				wg.Go(func() {
 					for j := range 50 {
-						if err := throttle(client, "CL.THROTTLE", fmt.Sprintf("pool:%d:%d", i, j), 0, 1, 10).Err(); err != nil {
+						if err := call(client, "CL.THROTTLE", fmt.Sprintf("pool:%d:%d", i, j), 0, 1, 10).Err(); err != nil {
 							t.Error(err)
 						}
 					}
@@ -113,10 +126,72 @@ func TestGoRedis(t *testing.T) {
 			if err := client.FlushAll(ctx).Err(); err != nil || client.DBSize(ctx).Val() != 0 {
 				t.Errorf("FLUSHALL: %v", err)
 			}
-			stranger := redis.NewClient(&redis.Options{Addr: f.addr, Protocol: protocol, Password: "wrong", MaxRetries: -1})
+			stranger := goRedis(f, redis.Options{Protocol: protocol, Password: "wrong"})
 			defer stranger.Close()
 			if err := stranger.Ping(ctx).Err(); err == nil || !strings.HasPrefix(err.Error(), "WRONGPASS") {
 				t.Errorf("PING with a wrong password: %v", err)
+			}
+		})
+	}
+}
+
+func TestGoRedisOnQuotasAndLists(t *testing.T) {
+	for _, protocol := range []int{2, 3} {
+		t.Run(fmt.Sprintf("RESP%d", protocol), func(t *testing.T) {
+			f := serve(t, commands.Config{})
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			client := goRedis(f, redis.Options{Protocol: protocol})
+			defer client.Close()
+			checkGoRedis(t, doGoRedis(ctx, client, "QUOTA.TAKE", "q", "order-1", 2, 5, 60000), []any{int64(1), int64(2), int64(0)})
+			checkGoRedis(t, doGoRedis(ctx, client, "ROLL.ALLOW", "r", 3, 10000), []any{int64(1), int64(1), int64(3), int64(0)})
+
+			steps := []struct {
+				args []any
+				want any // a string is the code of an error
+			}{
+				{[]any{"QUOTA.TAKE", "q", "order-1", 2, 5, 60000}, []any{int64(1), int64(2), int64(1)}},
+				{[]any{"QUOTA.TAKE", "q", "order-2", 4, 5, 60000}, []any{int64(0), int64(2), int64(0)}},
+				{[]any{"QUOTA.PROBE", "q", "order-2", 3, 5, 60000}, []any{int64(1), int64(5), int64(0)}},
+				{[]any{"QUOTA.GET", "q"}, []any{int64(2), int64(5), int64(60000), int64(60000)}},
+				{[]any{"QUOTA.TAKE", "q", "order-1", 1, 5, 60000}, "CONFLICT"},
+				{[]any{"QUOTA.TAKE", "q", "order-1", 2, 6, 60000}, "POLICY"},
+				{[]any{"QUOTA.TAKE", "q", "order 1", 2, 5, 60000}, "INVALID"},
+				{[]any{"ROLL.INCR", "r", 3, 10000, 3, "PAUSE"}, int64(4)},
+				{[]any{"ROLL.PEEK", "r", 3, 10000}, int64(4)},
+				{[]any{"ROLL.WAIT", "r", 3, 10000}, int64(10000)},
+				{[]any{"ROLL.PEEK", "q", 3, 10000}, "WRONGTYPE"},
+				{[]any{"CL.THROTTLE", "g", 4, 1, 10}, []any{int64(0), int64(5), int64(4), int64(-1), int64(10)}},
+			}
+			pipe := client.Pipeline()
+			for _, step := range steps {
+				doGoRedis(ctx, pipe, step.args...)
+			}
+			cmds, err := pipe.Exec(ctx)
+			if err == nil {
+				t.Error("the pipeline hides its errors")
+			}
+			for i, step := range steps {
+				cmd := cmds[i].(*redis.Cmd)
+				if code, ok := step.want.(string); !ok {
+					checkGoRedis(t, cmd, step.want)
+				} else if !redis.HasErrorPrefix(cmd.Err(), code) {
+					t.Errorf("%v, want %s", cmd, code)
+				}
+			}
+			if cmd := doGoRedis(ctx, client, "QUOTA.GET", "missing"); cmd.Err() != redis.Nil {
+				t.Errorf("%v, want %v", cmd, redis.Nil)
+			}
+			for key, kind := range map[string]string{"g": "gcra", "q": "quota", "r": "rolling"} {
+				if got := client.Type(ctx, key).Val(); got != kind {
+					t.Errorf("TYPE %s = %q, want %s", key, got, kind)
+				}
+				if keys, _, err := client.ScanType(ctx, 0, "*", 10, kind).Result(); err != nil || !slices.Equal(keys, []string{key}) {
+					t.Errorf("SCAN TYPE %s = %q, %v, want %s", kind, keys, err, key)
+				}
+			}
+			if n := client.Del(ctx, "g", "q", "r").Val(); n != 3 {
+				t.Errorf("DEL = %d, want 3", n)
 			}
 		})
 	}
@@ -187,6 +262,10 @@ func TestRedisCLI(t *testing.T) {
 		"CL.THROTTLE key max_burst count period [quantity]",
 		"summary: Charges a number of events to a key if its rate allows them",
 		"CL.PROBE key max_burst count period [quantity]",
+		"QUOTA.TAKE key request-id cost limit window-ms",
+		"QUOTA.GET key",
+		"ROLL.ALLOW key limit window-ms [PAUSE]",
+		"ROLL.INCR key limit window-ms [amount] [PAUSE]",
 		"SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]",
 	} {
 		if !strings.Contains(help, want) {

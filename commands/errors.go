@@ -20,7 +20,7 @@ const (
 	errInteger   Error = "ERR value is not an integer or out of range"
 	errZeroRate  Error = "ERR zero rates are not supported"
 	errKey       Error = "ERR key is not 1 to 4096 bytes long"
-	errRange     Error = "ERR value is out of range, the key would expire after the year 2262"
+	errRange     Error = "ERR value is out of range, its result can't be stored"
 	errWrongKind Error = "WRONGTYPE Operation against a key holding the wrong kind of value"
 	errClosed    Error = "ERR the store is closed"
 	errNoAuth    Error = "NOAUTH Authentication required."

@@ -45,12 +45,20 @@ type fixture struct {
 // and no file descriptor may be left of it.
 func serve(t testing.TB, cfg commands.Config) *fixture {
 	t.Helper()
+	return serveStore(t, cfg, engine.Options{})
+}
+
+// serveStore is serve with a store that has options, but for its clock and where
+// it is.
+func serveStore(t testing.TB, cfg commands.Config, opts engine.Options) *fixture {
+	t.Helper()
 	before := goleak.IgnoreCurrent()
 	files := openFiles()
 	f := &fixture{t: t, served: make(chan error, 1)}
 	f.set(0)
+	opts.FS, opts.Now = vfs.NewMem(), f.now
 	var err error
-	if f.limiter, err = engine.Open("store", &engine.Options{FS: vfs.NewMem(), Now: f.now}); err != nil {
+	if f.limiter, err = engine.Open("store", &opts); err != nil {
 		t.Fatal(err)
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -2,8 +2,8 @@ package commands
 
 import (
 	"errors"
+	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/gabiondb/gabion/commands/internal/resp"
@@ -50,6 +50,9 @@ func planProbeQuota(ops []engine.Op, args [][]byte) ([]engine.Op, error) {
 }
 
 func planRequest(ops []engine.Op, verb engine.Verb, args [][]byte) ([]engine.Op, error) {
+	if err := limit.CheckRequestID(args[2]); err != nil {
+		return ops, Error("INVALID request-id is not 1 to 64 of A-Z a-z 0-9 _ -")
+	}
 	var numbers [3]int64
 	for i, name := range [...]string{"cost", "limit", "window-ms"} {
 		var err error
@@ -79,17 +82,23 @@ func planQuota(ops []engine.Op, args [][]byte) ([]engine.Op, error) {
 	return planKeys(ops, engine.OpQuota, args)
 }
 
-// quotaError is the wireError of the commands on quotas.
+// quotaError is the wireError of the commands on quotas. What it calls INVALID
+// it names as the syntax does.
 func quotaError(err error) Error {
+	var outside *limit.RangeError
 	switch {
 	case errors.Is(err, limit.ErrConflict):
-		return "CONFLICT the request id was accepted at another cost"
+		return "CONFLICT request was accepted at another cost"
 	case errors.Is(err, limit.ErrPolicyChanged):
 		return "POLICY another limit or window is in force until the window closes"
 	case errors.Is(err, engine.ErrInvalidKey):
 		return "INVALID key is not 1 to 4096 bytes long"
-	case errors.Is(err, limit.ErrInvalid):
-		return Error("INVALID " + strings.TrimPrefix(err.Error(), limit.ErrInvalid.Error()+": "))
+	case errors.As(err, &outside):
+		name, most := outside.Name, outside.Max
+		if outside.Unit == "ns" {
+			name, most = name+"-ms", most/int64(time.Millisecond)
+		}
+		return Error(fmt.Sprintf("INVALID %s is outside %d..%d", name, outside.Min, most))
 	}
 	return wireError(err)
 }

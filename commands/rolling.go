@@ -14,30 +14,34 @@ func rollingCommands() []*command {
 	window := argument{name: "window-ms", kind: "integer"}
 	amount := argument{name: "amount", kind: "integer", optional: true}
 	pause := argument{name: "pause", kind: "pure-token", token: "PAUSE", optional: true}
+	const (
+		shifting  = "O(1) as a rule, O(log(N)) at most where N is the number of events"
+		searching = "O(log(N)) where N is the number of events"
+	)
 	return []*command{
 		{
 			name: "roll.allow", arity: -4, most: 5, plan: planAllow, reply: replyAdmission,
 			flags: write | fast, acl: catRolling, keys: updatedKey, tips: []string{"nondeterministic_output"},
 			summary: "Records an event in a rolling list if there is room for it",
-			group:   "ratelimit", complexity: "O(1)", arguments: []argument{key, lim, window, pause},
+			group:   "ratelimit", complexity: shifting, arguments: []argument{key, lim, window, pause},
 		},
 		{
 			name: "roll.incr", arity: -4, most: 6, plan: planIncrement, reply: replyTotal,
 			flags: write | fast, acl: catRolling, keys: updatedKey, tips: []string{"nondeterministic_output"},
 			summary: "Records as many of a number of events in a rolling list as there is room for",
-			group:   "ratelimit", complexity: "O(1)", arguments: []argument{key, lim, window, amount, pause},
+			group:   "ratelimit", complexity: shifting, arguments: []argument{key, lim, window, amount, pause},
 		},
 		{
 			name: "roll.peek", arity: 4, plan: planPeek, reply: replyCounted,
 			flags: readonly | fast, acl: catRolling, keys: oneKey, tips: []string{"nondeterministic_output"},
 			summary: "Counts the live events of a rolling list",
-			group:   "ratelimit", complexity: "O(1)", arguments: []argument{key, lim, window},
+			group:   "ratelimit", complexity: searching, arguments: []argument{key, lim, window},
 		},
 		{
 			name: "roll.wait", arity: 4, plan: planWait, reply: replyWait,
 			flags: readonly | fast, acl: catRolling, keys: oneKey, tips: []string{"nondeterministic_output"},
 			summary: "Tells in how many milliseconds a rolling list has room",
-			group:   "ratelimit", complexity: "O(1)", arguments: []argument{key, lim, window},
+			group:   "ratelimit", complexity: searching, arguments: []argument{key, lim, window},
 		},
 	}
 }
@@ -75,8 +79,8 @@ func planRolling(ops []engine.Op, verb engine.Verb, args [][]byte) ([]engine.Op,
 		options = options[:n-1]
 	}
 	if verb == engine.OpIncrement && len(options) > 0 {
-		if op.N, err = parseInt(options[0]); err != nil {
-			return ops, err
+		if op.N, err = parseInt(options[0]); err != nil || op.N > limit.MaxLimit {
+			return ops, errInteger
 		}
 		options = options[1:]
 	}

@@ -110,6 +110,23 @@ func FuzzGlobMatch(f *testing.F) {
 	})
 }
 
+func TestParseSigned(t *testing.T) {
+	for s, want := range map[string]int64{
+		"0": 0, "1": 1, "9223372036854775807": 1<<63 - 1, "-1": -1, "-10": -10, "-9223372036854775807": -1<<63 + 1,
+	} {
+		if n, err := parseSigned([]byte(s)); n != want || err != nil {
+			t.Errorf("parseSigned(%q) = %d, %v, want %d", s, n, err, want)
+		}
+	}
+	for _, s := range []string{
+		"", "-", "--1", "-0", "-01", "+1", "- 1", "-1 ", " -1", "1-", "-1.0", "-9223372036854775808", "9223372036854775808", "\u22121",
+	} {
+		if n, err := parseSigned([]byte(s)); err != errInteger {
+			t.Errorf("parseSigned(%q) = %d, %v, want %v", s, n, err, errInteger)
+		}
+	}
+}
+
 func TestParseInt(t *testing.T) {
 	for s, want := range map[string]int64{
 		"0": 0, "1": 1, "10": 10, "9223372036854775807": 1<<63 - 1,

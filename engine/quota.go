@@ -78,11 +78,12 @@ func (l *Limiter) takeQuota(op *Op, r *Result) error {
 // checkQuota checks the arguments of op against what is possible at all, and
 // against the caps of the options.
 func (l *Limiter) checkQuota(op *Op) error {
+	q, maxLimit, maxWindow := op.Quota, l.opts.QuotaMaxLimit, l.opts.QuotaMaxWindow
 	switch {
-	case op.Quota.Limit > l.opts.QuotaMaxLimit:
-		return fmt.Errorf("%w: limit %d is outside 1..%d", limit.ErrInvalid, op.Quota.Limit, l.opts.QuotaMaxLimit)
-	case op.Quota.Window > l.opts.QuotaMaxWindow:
-		return fmt.Errorf("%w: window %v is longer than %v", limit.ErrInvalid, op.Quota.Window, l.opts.QuotaMaxWindow)
+	case q.Limit < 1 || q.Limit > maxLimit:
+		return &limit.RangeError{Name: "limit", Value: q.Limit, Min: 1, Max: maxLimit}
+	case q.Window < 1 || q.Window > maxWindow:
+		return &limit.RangeError{Name: "window", Value: int64(q.Window), Min: 1, Max: int64(maxWindow), Unit: "ns"}
 	}
 	return limit.CheckRequestID(op.ID)
 }

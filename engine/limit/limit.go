@@ -47,6 +47,26 @@ var (
 	ErrCorrupt = errors.New("limit: corrupt list")
 )
 
+// A RangeError tells which number is outside its range: the limit, the window
+// or the cost of a quota, or the window of a rolling list. It wraps ErrInvalid.
+type RangeError struct {
+	Name            string // limit, window or cost
+	Value, Min, Max int64
+	Unit            string // of the numbers: ns for a window
+}
+
+// Error returns the name, the value and the range.
+func (e *RangeError) Error() string {
+	unit := e.Unit
+	if unit != "" {
+		unit = " " + unit
+	}
+	return fmt.Sprintf("%v: %s %d%s is outside %d..%d", ErrInvalid, e.Name, e.Value, unit, e.Min, e.Max)
+}
+
+// Unwrap returns ErrInvalid.
+func (e *RangeError) Unwrap() error { return ErrInvalid }
+
 // Never is the wait of a call that no wait can help.
 const Never time.Duration = math.MaxInt64
 
@@ -90,7 +110,7 @@ func (k Kind) String() string {
 // validateWindow checks the length of a quota's or a rolling list's window.
 func validateWindow(window time.Duration) error {
 	if window < 1 || window > MaxWindow {
-		return fmt.Errorf("%w: window %d ns is outside 1..%d", ErrInvalid, window, MaxWindow)
+		return &RangeError{Name: "window", Value: int64(window), Min: 1, Max: int64(MaxWindow), Unit: "ns"}
 	}
 	return nil
 }

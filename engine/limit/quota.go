@@ -14,11 +14,10 @@ type Quota struct {
 	Window time.Duration // 1ns..MaxWindow
 }
 
-// Validate returns an error that wraps ErrInvalid and names the field that is
-// out of its range, or nil.
+// Validate returns a *RangeError for the field that is out of its range, or nil.
 func (q Quota) Validate() error {
 	if q.Limit < 1 || q.Limit > MaxLimit {
-		return fmt.Errorf("%w: limit %d is outside 1..%d", ErrInvalid, q.Limit, MaxLimit)
+		return &RangeError{Name: "limit", Value: q.Limit, Min: 1, Max: MaxLimit}
 	}
 	return validateWindow(q.Window)
 }
@@ -115,7 +114,7 @@ func (s QuotaState) Take(now int64, q Quota, cost int64, earlier Request) (Quota
 		return s, Grant{}, err
 	}
 	if cost < 1 || cost > q.Limit {
-		return s, Grant{}, fmt.Errorf("%w: cost %d is outside 1..%d", ErrInvalid, cost, q.Limit)
+		return s, Grant{}, &RangeError{Name: "cost", Value: cost, Min: 1, Max: q.Limit}
 	}
 
 	next := s
