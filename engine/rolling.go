@@ -51,11 +51,8 @@ func (l *Limiter) record(op *Op, r *Result) error {
 	}
 	defer t.end()
 	r.round = t.round
-	list, err := listOf(t.state)
-	if err != nil {
-		return err
-	}
-	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(&t, &list, ordinal) }
+	list, wrongKind := listOf(t.state)
+	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(&t, ordinal) }
 	var next limit.RollingState
 	var change limit.Change
 	if op.Verb == OpAllow {
@@ -64,6 +61,11 @@ func (l *Limiter) record(op *Op, r *Result) error {
 		next, r.Total, change, err = list.Increment(t.now, op.Rolling, op.N, chunks)
 	}
 	switch {
+	case errors.Is(err, limit.ErrInvalid):
+		return err
+	case wrongKind != nil:
+		r.Admission, r.Total = limit.Admission{}, 0
+		return wrongKind
 	case err != nil:
 		return rollingError(op.Key, err)
 	case change.Recorded == 0:
@@ -119,8 +121,8 @@ func rollingError(key []byte, err error) error {
 	return err
 }
 
-// chunk returns the chunk of list, which t has found, that holds ordinal.
-func (l *Limiter) chunk(t *turn, list *limit.RollingState, ordinal int64) (*limit.Chunk, error) {
+// chunk returns the chunk of the list that t has found that holds ordinal.
+func (l *Limiter) chunk(t *turn, ordinal int64) (*limit.Chunk, error) {
 	if c := t.sh.overlay.chunk(t.key, ordinal); c != nil {
 		return c, nil
 	}
@@ -174,7 +176,11 @@ func (l *Limiter) dropChunks(t *turn, span limit.Span) {
 		return
 	}
 	upper := l.keys.AppendChunkKey(nil, t.slice, t.key, span.To)
-	_ = l.besideOf(t.sh).DeleteRange(lower, upper, nil)
+	var staged [][]byte
+	for _, ordinal := range t.sh.overlay.chunksIn(t.key, span) {
+		staged = append(staged, l.keys.AppendChunkKey(nil, t.slice, t.key, ordinal))
+	}
+	l.dropSpan(t.sh, lower, upper, staged)
 }
 
 // Peek counts the events in key's rolling list that were live at the instant
