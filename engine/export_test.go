@@ -207,3 +207,9 @@ func (c *checker) agree() error {
 	}
 	return nil
 }
+
+// Visible tells what Pebble shows of key, be it on disk or not.
+func (l *Limiter) Visible(key []byte) (Stat, error) {
+	state, err := l.get(l.keys.AppendHead(nil, l.keys.Slice(key), key))
+	return statOf(state, 0), err
+}

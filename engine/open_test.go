@@ -47,6 +47,25 @@ func TestOpenDefaults(t *testing.T) {
 	}
 }
 
+// TestOpenByOtherNames opens a store on the disk that is open already, by
+// another name of its directory.
+func TestOpenByOtherNames(t *testing.T) {
+	t.Chdir(t.TempDir())
+	open(t, "store", engine.Options{FS: vfs.Default})
+	if err := os.Symlink("store", "link"); err != nil {
+		t.Skip(err)
+	}
+	abs, err := filepath.Abs("store")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{abs, "./store", "store/", "../" + filepath.Base(filepath.Dir(abs)) + "/store", "link"} {
+		if _, err := engine.Open(dir, nil); !errors.Is(err, engine.ErrInUse) {
+			t.Errorf("Open(%q) of a store in use: %v", dir, err)
+		}
+	}
+}
+
 // TestOpenInUse opens a store in memory twice.
 func TestOpenInUse(t *testing.T) {
 	opts := engine.Options{FS: vfs.NewMem()}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -43,6 +45,12 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	if err := fsys.MkdirAll(dir, 0o755); err != nil {
 		return 0, fmt.Errorf("engine: make the store's directory: %w", err)
 	}
+	if fsys == defaultFS {
+		// Within a process the lock goes by the name of the directory.
+		if dir, err = realPath(dir); err != nil {
+			return 0, fmt.Errorf("engine: find the store's directory: %w", err)
+		}
+	}
 	fsys, s.health = vfs.WithDiskHealthChecks(fsys, slowDisk, nil, func(info vfs.DiskSlowInfo) {
 		opts.Logger.Warn("slow disk", "operation", info.String())
 	})
@@ -71,10 +79,24 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	}
 	cache := pebble.NewCache(opts.BlockCacheSize)
 	defer cache.Unref()
-	if s.db, err = pebble.Open(dir, pebbleOptions(format, fsys, cache, s.lock, log)); err != nil {
+	disk := newDisk(fsys, &s.failure)
+	if s.db, err = pebble.Open(dir, pebbleOptions(format, disk, cache, s.lock, log)); err != nil {
+		err = cmp.Or(s.failure.get(), err)
+		disk.abandon(err)
 		return 0, fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
-	return s.identify(dir)
+	mark, err = s.identify(dir)
+	return mark, cmp.Or(s.failure.get(), err)
+}
+
+// realPath returns the one name of a directory that does not depend on the
+// working directory or on links.
+func realPath(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(dir)
 }
 
 // lock takes the lock of dir.
@@ -197,11 +219,8 @@ func (s *store) create(dir string, identityKey []byte) error {
 	if err != nil {
 		return storageError(err)
 	}
-	select {
-	case <-flushed:
-	case <-s.failure.failed:
-	}
-	return s.failure.get()
+	<-flushed
+	return nil
 }
 
 // isEmpty tells whether db holds no key at all.
@@ -271,6 +290,9 @@ func (l *logger) Infof(format string, args ...any) {
 }
 
 func (l *logger) Errorf(format string, args ...any) {
+	if l.failure.get() != nil {
+		return // Pebble misses what never reached the disk
+	}
 	l.log.Error("pebble: " + fmt.Sprintf(format, args...))
 }
 
