@@ -3,6 +3,7 @@ package engine_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -258,6 +259,7 @@ func TestReadersMeetApply(t *testing.T) {
 						t.Errorf("an answer says %d used, but %d are on disk", used, n)
 						return
 					}
+					runtime.Gosched() // it is the others that are to get on
 				}
 			})
 		}
