@@ -13,10 +13,35 @@ import (
 // DB returns the store under l.
 func (l *Limiter) DB() *pebble.DB { return l.db }
 
+// RangeTombstones returns how many range tombstones are staged.
+func (l *Limiter) RangeTombstones() (n int) {
+	for i := range l.shards {
+		sh := &l.shards[i]
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		if sh.beside == nil {
+			continue
+		}
+		for r := sh.beside.Reader(); ; {
+			kind, _, _, ok, err := r.Next()
+			if err != nil {
+				panic(err)
+			}
+			if !ok {
+				break
+			}
+			if kind == pebble.InternalKeyKindRangeDelete {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Check looks at the whole store: every key is one that a limiter writes, every
 // value decodes, heads lie in their key's slice, request records add up to what
-// their quota has spent, chunks are where their list says, and Pebble's levels
-// are in order.
+// their quota has spent, chunks are where their list says, what is cached is
+// what is stored, and Pebble's levels are in order. Nobody may use l meanwhile.
 func (l *Limiter) Check() error {
 	if err := l.Sync(); err != nil {
 		return err
@@ -41,7 +66,47 @@ func (l *Limiter) Check() error {
 			return fmt.Errorf("%q: %w", it.Key(), err)
 		}
 	}
-	return errors.Join(it.Error(), c.agree())
+	return errors.Join(it.Error(), c.agree(), l.checkCaches())
+}
+
+// checkCaches tells whether the caches hold what the store does, and count the
+// memory that they take.
+func (l *Limiter) checkCaches() error {
+	for i := range l.shards {
+		sh := &l.shards[i]
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		var bytes int64
+		for place, e := range sh.cache.ring {
+			if sh.cache.entries[e.key] != e {
+				return fmt.Errorf("place %d of the ring holds %q, which is not to be found", place, e.key)
+			}
+			if e.bytes != e.size() {
+				return fmt.Errorf("%q counts for %d bytes, want %d", e.key, e.bytes, e.size())
+			}
+			bytes += e.bytes
+			stored, err := l.get(l.keys.AppendHead(nil, e.slice, []byte(e.key)))
+			if err != nil {
+				return err
+			}
+			if got, want := recordOf(e.state), recordOf(stored); got != want {
+				return fmt.Errorf("%q is cached as %x and stored as %x", e.key, got, want)
+			}
+		}
+		if len(sh.cache.entries) != len(sh.cache.ring) || sh.cache.bytes != bytes {
+			return fmt.Errorf("%d entries of %d bytes, and %d in the ring of %d bytes",
+				len(sh.cache.entries), sh.cache.bytes, len(sh.cache.ring), bytes)
+		}
+	}
+	return nil
+}
+
+// recordOf returns the record of a state, none for an absent key.
+func recordOf(s limit.State) string {
+	if s.Kind == limit.KindNone {
+		return ""
+	}
+	return string(codec.AppendState(nil, s))
 }
 
 // window names a window of a quota.

@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"bytes"
-
-	"github.com/gabiondb/gabion/engine/limit"
-)
+import "github.com/gabiondb/gabion/engine/limit"
 
 // overlay is what a shard has staged beside heads, request records and chunks,
 // and what the store may not show yet: by round, the oldest first. It is
@@ -13,10 +9,15 @@ type overlay []*layer
 
 // layer is what one round holds. Its maps are made when they are needed.
 type layer struct {
-	round    uint64
-	requests map[string]limit.Request  // by their keys
-	cleared  map[string]bool           // lower bounds of spans of request keys that were deleted before
-	chunks   map[string][]*limit.Chunk // by the keys of their lists
+	round   uint64
+	windows map[string]stagedWindow   // by what the keys of their requests begin with
+	chunks  map[string][]*limit.Chunk // by the keys of their lists
+}
+
+// stagedWindow is what one round holds of one window of a quota.
+type stagedWindow struct {
+	cleared  bool                     // of all request records before these
+	requests map[string]limit.Request // by id
 }
 
 // at returns the layer of round, which is the newest.
@@ -37,18 +38,26 @@ func (o *overlay) prune(applied uint64) {
 	}
 }
 
-// request looks for the request record under key, in the span of its window
-// that begins at lower. Unless it is known the store has to be asked.
-func (o overlay) request(lower, key []byte) (r limit.Request, known bool) {
+// request looks for the record of the request id in window. Unless it is known
+// the store has to be asked.
+func (o overlay) request(window []byte, id string) (r limit.Request, known bool) {
 	for i := len(o) - 1; i >= 0; i-- {
-		if r, ok := o[i].requests[string(key)]; ok {
+		w := o[i].windows[string(window)]
+		if r, ok := w.requests[id]; ok || w.cleared {
 			return r, true
-		}
-		if o[i].cleared[string(lower)] {
-			return limit.Request{}, true
 		}
 	}
 	return limit.Request{}, false
+}
+
+// requestKeys appends the keys of the requests in window.
+func (o overlay) requestKeys(dst [][]byte, window []byte) [][]byte {
+	for _, y := range o {
+		for id := range y.windows[string(window)].requests {
+			dst = append(dst, append(window[:len(window):len(window)], id...))
+		}
+	}
+	return dst
 }
 
 // chunk looks for the chunk of the list under key that holds ordinal. The
@@ -65,25 +74,38 @@ func (o overlay) chunk(key []byte, ordinal int64) *limit.Chunk {
 	return nil
 }
 
-func (y *layer) addRequest(key []byte, r limit.Request) {
-	if y.requests == nil {
-		y.requests = make(map[string]limit.Request)
-	}
-	y.requests[string(key)] = r
-}
-
-// clearRequests notes that all request records in the span from lower, to just
-// before upper, have been deleted.
-func (y *layer) clearRequests(lower, upper []byte) {
-	for key := range y.requests {
-		if k := []byte(key); bytes.Compare(lower, k) <= 0 && bytes.Compare(k, upper) < 0 {
-			delete(y.requests, key)
+// chunksIn returns the ordinals under which chunks of the list under key have
+// been staged in span.
+func (o overlay) chunksIn(key []byte, span limit.Span) (ordinals []int64) {
+	for _, y := range o {
+		for _, c := range y.chunks[string(key)] {
+			if first := c.Runs[0].Ordinal; span.From <= first && first < span.To {
+				ordinals = append(ordinals, first)
+			}
 		}
 	}
-	if y.cleared == nil {
-		y.cleared = make(map[string]bool)
+	return ordinals
+}
+
+func (y *layer) addRequest(window []byte, id string, r limit.Request) {
+	w := y.windows[string(window)]
+	if w.requests == nil {
+		w.requests = make(map[string]limit.Request)
+		y.setWindow(window, w)
 	}
-	y.cleared[string(lower)] = true
+	w.requests[id] = r
+}
+
+// clearRequests notes that all request records in window have been deleted.
+func (y *layer) clearRequests(window []byte) {
+	y.setWindow(window, stagedWindow{cleared: true})
+}
+
+func (y *layer) setWindow(window []byte, w stagedWindow) {
+	if y.windows == nil {
+		y.windows = make(map[string]stagedWindow)
+	}
+	y.windows[string(window)] = w
 }
 
 func (y *layer) addChunk(key []byte, c *limit.Chunk) {

@@ -109,8 +109,7 @@ func (l *Limiter) request(t *turn, id string) (limit.Request, error) {
 	}
 	sh := t.sh
 	sh.key = l.keys.AppendRequestKey(sh.key[:0], t.state.Quota.Deadline, t.key, id)
-	lower := sh.key[:len(sh.key)-len(id)]
-	if r, known := sh.overlay.request(lower, sh.key); known {
+	if r, known := sh.overlay.request(sh.key[:len(sh.key)-len(id)], id); known {
 		return r, nil
 	}
 	value, closer, err := l.db.Get(sh.key)
@@ -139,15 +138,15 @@ func (l *Limiter) putRequest(t *turn, id string, r limit.Request) {
 	sh.key = l.keys.AppendRequestKey(sh.key[:0], t.entry.state.Quota.Deadline, t.key, id)
 	sh.value = codec.AppendRequest(sh.value[:0], r)
 	_ = l.besideOf(sh).Set(sh.key, sh.value, nil)
-	l.layerOf(sh).addRequest(sh.key, r)
+	l.layerOf(sh).addRequest(sh.key[:len(sh.key)-len(id)], id, r)
 }
 
 // dropRequests stages the end of the request records of the window that closes
 // at deadline.
 func (l *Limiter) dropRequests(t *turn, deadline int64) {
 	lower, upper := l.keys.RequestBounds(deadline, t.key)
-	_ = l.besideOf(t.sh).DeleteRange(lower, upper, nil)
-	l.layerOf(t.sh).clearRequests(lower, upper)
+	l.dropSpan(t.sh, lower, upper, t.sh.overlay.requestKeys(nil, lower))
+	l.layerOf(t.sh).clearRequests(lower)
 }
 
 // ProbeQuota answers what TakeQuota would have answered at the instant of the

@@ -55,7 +55,7 @@ func (l *Limiter) record(op *Op, r *Result) error {
 	if err != nil {
 		return err
 	}
-	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(&t, &list, ordinal) }
+	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(&t, ordinal) }
 	var next limit.RollingState
 	var change limit.Change
 	if op.Verb == OpAllow {
@@ -119,8 +119,8 @@ func rollingError(key []byte, err error) error {
 	return err
 }
 
-// chunk returns the chunk of list, which t has found, that holds ordinal.
-func (l *Limiter) chunk(t *turn, list *limit.RollingState, ordinal int64) (*limit.Chunk, error) {
+// chunk returns the chunk of the list that t has found that holds ordinal.
+func (l *Limiter) chunk(t *turn, ordinal int64) (*limit.Chunk, error) {
 	if c := t.sh.overlay.chunk(t.key, ordinal); c != nil {
 		return c, nil
 	}
@@ -174,7 +174,11 @@ func (l *Limiter) dropChunks(t *turn, span limit.Span) {
 		return
 	}
 	upper := l.keys.AppendChunkKey(nil, t.slice, t.key, span.To)
-	_ = l.besideOf(t.sh).DeleteRange(lower, upper, nil)
+	var staged [][]byte
+	for _, ordinal := range t.sh.overlay.chunksIn(t.key, span) {
+		staged = append(staged, l.keys.AppendChunkKey(nil, t.slice, t.key, ordinal))
+	}
+	l.dropSpan(t.sh, lower, upper, staged)
 }
 
 // Peek counts the events in key's rolling list that were live at the instant

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -119,6 +120,32 @@ func (l *Limiter) dropBeside(t *turn) {
 		}
 	case limit.KindRolling:
 		l.dropChunks(t, old.Rolling.Chunks())
+	}
+}
+
+// maxPointDeletes is how many keys of a span are deleted one by one. Until
+// Pebble has flushed them range tombstones slow down every read, the more of
+// them there are, so there must be far fewer of them than of calls.
+const maxPointDeletes = 256
+
+// dropSpan stages the deletion of all keys from lower to just before upper:
+// those that the store shows and those that are staged.
+func (l *Limiter) dropSpan(sh *shard, lower, upper []byte, staged [][]byte) {
+	keys := staged
+	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err == nil {
+		for it.First(); it.Valid() && len(keys) <= maxPointDeletes; it.Next() {
+			keys = append(keys, bytes.Clone(it.Key()))
+		}
+		err = it.Close() // which tells how far it got
+	}
+	// A span that can't be read can still be deleted.
+	if err != nil || len(keys) > maxPointDeletes {
+		_ = l.besideOf(sh).DeleteRange(lower, upper, nil)
+		return
+	}
+	for _, key := range keys {
+		_ = l.besideOf(sh).Delete(key, nil)
 	}
 }
 
