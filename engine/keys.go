@@ -92,6 +92,7 @@ func (l *Limiter) resetAll() *round {
 	}
 	rs.openNext(r.seq + 1)
 	l.apply(r, now)
+	signal(rs.wake) // under Interval it is still to be synced
 	return r
 }
 

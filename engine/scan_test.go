@@ -7,9 +7,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/gabiondb/gabion/engine"
 	"github.com/gabiondb/gabion/engine/limit"
@@ -209,6 +211,36 @@ func TestResetAll(t *testing.T) {
 			if n, err := l.Len(); n != 300 || err != nil {
 				t.Errorf("Len = %d, %v, want 300", n, err)
 			}
+		})
+	}
+}
+
+// TestResetAllIsSynced forgets all keys of a store that is then left alone.
+func TestResetAllIsSynced(t *testing.T) {
+	for _, d := range []engine.Durability{engine.Always, engine.Interval, engine.Never} {
+		t.Run(d.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var syncs atomic.Int64
+				fs := newWatchedFS()
+				fs.before = func(op errorfs.Op) {
+					if op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData {
+						syncs.Add(1)
+					}
+				}
+				l := open(t, "store", engine.Options{FS: fs, Durability: d, SyncInterval: time.Second})
+				charge(t, l, 0, 10, limit.PerDay(1))
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				before := syncs.Load()
+				if err := l.ResetAll(); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				if n := syncs.Load() - before; (n > 0) != (d != engine.Never) {
+					t.Errorf("%d syncs", n)
+				}
+			})
 		})
 	}
 }
