@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"testing"
@@ -14,18 +15,27 @@ import (
 )
 
 func TestVectors(t *testing.T) {
-	for _, g := range limittest.Throttle() {
-		t.Run(g.Name, func(t *testing.T) {
-			t.Run("calls", func(t *testing.T) { runVectors(t, g, false, call) })
-			t.Run("pipelines", func(t *testing.T) { runVectors(t, g, false, (*engine.Limiter).Do) })
-			t.Run("reopened", func(t *testing.T) { runVectors(t, g, true, call) })
-		})
+	for _, file := range []struct {
+		name   string
+		groups []limittest.Group
+	}{
+		{"throttle.tsv", limittest.Throttle()},
+		{"quota.tsv", limittest.Quota()},
+		{"rolling.tsv", limittest.Rolling()},
+	} {
+		for _, g := range file.groups {
+			t.Run(file.name+"/"+g.Name, func(t *testing.T) {
+				t.Run("calls", func(t *testing.T) { runVectors(t, file.name, g, false, call) })
+				t.Run("pipelines", func(t *testing.T) { runVectors(t, file.name, g, false, (*engine.Limiter).Do) })
+				t.Run("reopened", func(t *testing.T) { runVectors(t, file.name, g, true, call) })
+			})
+		}
 	}
 }
 
 // runVectors has carryOut do the steps of g, all those of one instant at once.
 // With restless set each step meets a store that was flushed and reopened.
-func runVectors(t *testing.T, g limittest.Group, restless bool,
+func runVectors(t *testing.T, file string, g limittest.Group, restless bool,
 	carryOut func(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Result) {
 	clock := newManualClock(epoch)
 	opts := engine.Options{Now: clock.Now, FS: vfs.NewMem()}
@@ -42,11 +52,8 @@ func runVectors(t *testing.T, g limittest.Group, restless bool,
 		}
 		for i, r := range carryOut(l, ops, nil) {
 			s := steps[i]
-			if r.Err != nil {
-				t.Fatalf("throttle.tsv:%d: %v: %v", s.Line, s.Command, r.Err)
-			}
-			if got := reply(ops[i].Verb, r); !slices.Equal(got, s.Want) {
-				t.Errorf("throttle.tsv:%d: at %v: %v = %v, want %v", s.Line, s.At, s.Command, got, s.Want)
+			if got, code := reply(t, ops[i].Verb, r); !slices.Equal(got, s.Want) || code != s.Err {
+				t.Errorf("%s:%d: at %v: %v = %v %s, want %v %s", file, s.Line, s.At, s.Command, got, code, s.Want, s.Err)
 			}
 		}
 		steps = steps[n:]
@@ -66,62 +73,166 @@ func call(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Resu
 			r.Decision, r.Err = l.Throttle(op.Key, op.Rate, op.N)
 		case engine.OpProbe:
 			r.Decision, r.Err = l.Probe(op.Key, op.Rate, op.N)
+		case engine.OpTakeQuota:
+			r.Grant, r.Err = l.TakeQuota(op.Key, op.ID, op.Quota, op.N)
+		case engine.OpProbeQuota:
+			r.Grant, r.Err = l.ProbeQuota(op.Key, op.ID, op.Quota, op.N)
+		case engine.OpQuota:
+			r.Quota, r.Err = l.Quota(op.Key)
+		case engine.OpAllow:
+			r.Admission, r.Err = l.Allow(op.Key, op.Rolling)
+		case engine.OpIncrement:
+			r.Total, r.Err = l.Increment(op.Key, op.Rolling, op.N)
+		case engine.OpPeek:
+			r.Admission.Count, r.Err = l.Peek(op.Key, op.Rolling)
+		case engine.OpWait:
+			r.Admission.Wait, r.Err = l.Wait(op.Key, op.Rolling)
 		case engine.OpStat:
 			r.Stat, r.Err = l.Stat(op.Key)
+		case engine.OpReset:
+			// What Reset tells is less than what OpReset does.
+			if found, err := l.Reset(op.Key); err != nil {
+				r.Err = err
+			} else if found {
+				r.Stat.Kind = limit.KindGCRA
+			}
 		}
 		dst = append(dst, r)
 	}
 	return dst
 }
 
+// viewed carries out ops that look, in one view.
+func viewed(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Result {
+	err := l.View(func(v *engine.View) error {
+		for _, op := range ops {
+			var r engine.Result
+			switch op.Verb {
+			case engine.OpProbe:
+				r.Decision, r.Err = v.Probe(op.Key, op.Rate, op.N)
+			case engine.OpProbeQuota:
+				r.Grant, r.Err = v.ProbeQuota(op.Key, op.ID, op.Quota, op.N)
+			case engine.OpQuota:
+				r.Quota, r.Err = v.Quota(op.Key)
+			case engine.OpPeek:
+				r.Admission.Count, r.Err = v.Peek(op.Key, op.Rolling)
+			case engine.OpWait:
+				r.Admission.Wait, r.Err = v.Wait(op.Key, op.Rolling)
+			case engine.OpStat:
+				r.Stat, r.Err = v.Stat(op.Key)
+			}
+			dst = append(dst, r)
+		}
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	return dst
+}
+
 // opOf returns the operation that a command of the vectors means.
 func opOf(t *testing.T, command []string) engine.Op {
-	op := engine.Op{Key: []byte(command[1])}
-	switch command[0] {
-	case "EXISTS":
-		op.Verb = engine.OpStat
-		return op
-	case "CL.THROTTLE":
-		op.Verb = engine.OpThrottle
-	case "CL.PROBE":
-		op.Verb = engine.OpProbe
-	default:
+	verb, ok := map[string]engine.Verb{
+		"EXISTS":      engine.OpStat,
+		"DEL":         engine.OpReset,
+		"CL.THROTTLE": engine.OpThrottle,
+		"CL.PROBE":    engine.OpProbe,
+		"QUOTA.TAKE":  engine.OpTakeQuota,
+		"QUOTA.PROBE": engine.OpProbeQuota,
+		"ROLL.ALLOW":  engine.OpAllow,
+		"ROLL.INCR":   engine.OpIncrement,
+		"ROLL.PEEK":   engine.OpPeek,
+		"ROLL.WAIT":   engine.OpWait,
+	}[command[0]]
+	if !ok {
 		t.Fatalf("unknown command %v", command)
 	}
-	args := []int64{0, 0, 0, 1}
-	for i, s := range command[2:] {
-		var err error
-		if args[i], err = strconv.ParseInt(s, 10, 64); err != nil {
-			t.Fatal(err)
+	op := engine.Op{Verb: verb, Key: []byte(command[1])}
+	args := command[2:]
+	switch verb {
+	case engine.OpThrottle, engine.OpProbe:
+		n := integers(t, args, 0, 0, 0, 1)
+		op.Rate = limit.Rate{Burst: n[0], Count: n[1], Period: time.Duration(n[2]) * time.Second}
+		op.N = n[3]
+	case engine.OpTakeQuota, engine.OpProbeQuota:
+		n := integers(t, args[1:], 0, 0, 0)
+		op.ID, op.N = args[0], n[0]
+		op.Quota = limit.Quota{Limit: n[1], Window: time.Duration(n[2]) * time.Millisecond}
+	case engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait:
+		if last := len(args) - 1; args[last] == "PAUSE" {
+			op.Rolling.Pause, args = true, args[:last]
 		}
+		n := integers(t, args, 0, 0, 1)
+		op.Rolling.Limit, op.Rolling.Window = n[0], time.Duration(n[1])*time.Millisecond
+		op.N = n[2]
 	}
-	op.Rate = limit.Rate{Burst: args[0], Count: args[1], Period: time.Duration(args[2]) * time.Second}
-	op.N = args[3]
 	return op
 }
 
-// reply returns r as the integers that the command of verb replies.
-func reply(verb engine.Verb, r engine.Result) []int64 {
-	if verb == engine.OpStat {
-		if r.Stat.Exists() {
-			return []int64{1}
-		}
-		return []int64{0}
-	}
-	limited, retry := int64(0), int64(-1)
-	if d := r.Decision; !d.Allowed {
-		limited = 1
-		if d.RetryAfter != limit.Never {
-			retry = ceilSeconds(d.RetryAfter)
+// integers returns args as numbers, and n for those that are missing.
+func integers(t *testing.T, args []string, n ...int64) []int64 {
+	for i, s := range args {
+		var err error
+		if n[i], err = strconv.ParseInt(s, 10, 64); err != nil {
+			t.Fatal(err)
 		}
 	}
-	return []int64{limited, r.Decision.Limit, r.Decision.Remaining, retry, ceilSeconds(r.Decision.ResetAfter)}
+	return n
 }
 
-func ceilSeconds(d time.Duration) int64 {
-	s := int64(d / time.Second)
-	if d%time.Second > 0 {
-		s++
+// reply returns r as the integers that the command of verb replies, or the code
+// of its error.
+func reply(t *testing.T, verb engine.Verb, r engine.Result) (n []int64, code string) {
+	switch {
+	case errors.Is(r.Err, limit.ErrConflict):
+		return nil, "CONFLICT"
+	case errors.Is(r.Err, limit.ErrPolicyChanged):
+		return nil, "POLICY"
+	case r.Err != nil:
+		t.Fatal(r.Err)
 	}
-	return s
+	switch verb {
+	case engine.OpThrottle, engine.OpProbe:
+		d, retry := r.Decision, int64(-1)
+		if !d.Allowed && d.RetryAfter != limit.Never {
+			retry = ceil(d.RetryAfter, time.Second)
+		}
+		return []int64{boolean(!d.Allowed), d.Limit, d.Remaining, retry, ceil(d.ResetAfter, time.Second)}, ""
+	case engine.OpTakeQuota, engine.OpProbeQuota:
+		return []int64{boolean(r.Grant.Accepted), r.Grant.Used, boolean(r.Grant.Replay)}, ""
+	case engine.OpAllow:
+		a := r.Admission
+		return []int64{boolean(a.Allowed), a.Count, a.Limit, waitOf(a)}, ""
+	case engine.OpIncrement:
+		return []int64{r.Total}, ""
+	case engine.OpPeek:
+		return []int64{r.Admission.Count}, ""
+	case engine.OpWait:
+		return []int64{waitOf(r.Admission)}, ""
+	}
+	return []int64{boolean(r.Stat.Exists())}, ""
+}
+
+func waitOf(a limit.Admission) int64 {
+	if a.Wait == limit.Never {
+		return -1
+	}
+	return ceil(a.Wait, time.Millisecond)
+}
+
+func boolean(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// ceil returns d in units, rounded up.
+func ceil(d, unit time.Duration) int64 {
+	n := int64(d / unit)
+	if d%unit > 0 {
+		n++
+	}
+	return n
 }
