@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"github.com/gabiondb/gabion/engine"
 	"github.com/gabiondb/gabion/engine/limit"
 )
@@ -87,5 +89,64 @@ func TestFewAreDeletedOneByOne(t *testing.T) {
 		if n := l.RangeTombstones(); n != 1 {
 			t.Errorf("%d range tombstones for a long %s, want 1", n, key)
 		}
+	}
+}
+
+// TestBeginAnew forgets a quota and a long list, and uses both again at the
+// same instant: the new window ends when the old one would have, and the new
+// list numbers its events as the old one did.
+func TestBeginAnew(t *testing.T) {
+	for _, d := range []engine.Durability{engine.Always, engine.Interval, engine.Never} {
+		t.Run(d.String(), func(t *testing.T) {
+			clock := newManualClock(epoch)
+			opts := engine.Options{Durability: d, SyncInterval: time.Hour, Now: clock.Now, CacheSize: 1, FS: vfs.NewMem()}
+			l := open(t, "store", opts)
+			quota, list := []byte("quota"), []byte("list")
+			forget := map[string]func(){
+				"Reset": func() {
+					for _, key := range [][]byte{quota, list} {
+						if found, err := l.Reset(key); !found || err != nil {
+							t.Errorf("Reset(%q) = %t, %v, want true", key, found, err)
+						}
+					}
+				},
+				"ResetAll": func() {
+					if err := l.ResetAll(); err != nil {
+						t.Error(err)
+					}
+				},
+			}
+			for name, forget := range forget {
+				for _, settle := range []func(){
+					func() {},
+					func() { flush(t, l) },
+					func() { l = reopen(t, l, "store", opts) },
+				} {
+					record(t, l, clock, list, 280)
+					take(t, l, quota, 0, 10)
+					settle()
+					forget()
+					take(t, l, quota, 0, 7) // as requests that were never made
+					record(t, l, clock, list, 220)
+					// The oldest 150 events are in three chunks.
+					for _, n := range []int64{219, 150, 100, 75} {
+						a, err := l.Allow(list, limit.Rolling{Limit: n, Window: time.Hour})
+						if want := time.Hour - time.Duration(n-1)*time.Millisecond; a.Wait != want || err != nil {
+							t.Errorf("Allow(%d) after %s = %+v, %v, want a wait of %v", n, name, a, err, want)
+						}
+					}
+					for _, want := range []int64{219, 150, 100, 75} {
+						w := limit.Rolling{Limit: 1000, Window: time.Duration(want) * time.Millisecond}
+						if n, err := l.Peek(list, w); n != want || err != nil {
+							t.Errorf("Peek(%v) after %s = %d, %v, want %d", w.Window, name, n, err, want)
+						}
+					}
+					if u, err := l.Quota(quota); u.Used != 7 || err != nil {
+						t.Errorf("Quota after %s = %+v, %v, want 7 used", name, u, err)
+					}
+					forget()
+				}
+			}
+		})
 	}
 }

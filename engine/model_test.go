@@ -1,10 +1,12 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,48 +17,234 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// model is what a limiter must be like: a map and the pure decisions. It keeps
-// expired states, which must make no difference.
+// model is what a limiter must be like: a map, the pure decision on GCRA
+// states, quotas that keep every request, and lists that keep every stamp. It
+// keeps what has expired, which must make no difference.
 type model struct {
-	now    int64
-	mark   int64 // the now of the newest change
-	states map[string]limit.GCRAState
+	now  int64
+	mark int64 // the now of the newest change
+	keys map[string]*modelKey
+	seen map[string]int // what has come up, and how often
+}
+
+// modelKey is what one key holds.
+type modelKey struct {
+	kind     limit.Kind
+	deadline int64
+
+	gcra limit.GCRAState
+
+	quota    limit.Quota
+	accepted []modelRequest
+
+	stamps []int64
+}
+
+type modelRequest struct {
+	id   string
+	cost int64
+}
+
+// live returns what key holds: something of no kind if it is absent.
+func (m *model) live(key string) *modelKey {
+	if k := m.keys[key]; k != nil && k.deadline > m.now {
+		return k
+	}
+	return &modelKey{}
+}
+
+// put has key hold k from now on.
+func (m *model) put(key string, k *modelKey) {
+	if old := m.keys[key]; old != nil && old.deadline <= m.now && old.runs() > limit.MaxRuns {
+		m.seen["long list replaced"]++
+	}
+	m.keys[key], m.mark = k, m.now
+}
+
+// runs returns how many different stamps k has.
+func (k *modelKey) runs() int {
+	n := 0
+	for i, stamp := range k.stamps {
+		if i == 0 || stamp != k.stamps[i-1] {
+			n++
+		}
+	}
+	return n
 }
 
 // do carries out op and returns what a limiter must answer.
 func (m *model) do(op engine.Op) (want engine.Result) {
 	key := string(op.Key)
-	state := m.states[key]
 	switch op.Verb {
 	case engine.OpThrottle, engine.OpProbe:
-		var next limit.GCRAState
-		next, want.Decision, want.Err = state.Take(m.now, op.Rate, op.N)
-		if op.Verb == engine.OpThrottle && want.Decision.Allowed && op.N > 0 {
-			m.states[key], m.mark = next, m.now
+		want.Decision, want.Err = m.throttle(key, op)
+	case engine.OpTakeQuota, engine.OpProbeQuota:
+		want.Grant, want.Err = m.takeQuota(key, op)
+	case engine.OpQuota:
+		switch k := m.live(key); k.kind {
+		case limit.KindNone:
+		case limit.KindQuota:
+			want.Quota = engine.QuotaUsage{Quota: k.quota, Used: k.used(), ResetAfter: time.Duration(k.deadline - m.now)}
+		default:
+			want.Err = engine.ErrWrongKind
 		}
+	case engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait:
+		want = m.roll(key, op)
 	case engine.OpStat:
-		want.Stat = m.stat(state)
+		want.Stat = m.stat(key)
 	case engine.OpReset:
-		if want.Stat = m.stat(state); want.Stat.Exists() {
+		if want.Stat = m.stat(key); want.Stat.Exists() {
 			m.mark = m.now
+			delete(m.keys, key)
 		}
-		delete(m.states, key)
 	}
 	return want
 }
 
-func (m *model) stat(s limit.GCRAState) engine.Stat {
-	if s.Deadline <= m.now {
-		return engine.Stat{}
+func (m *model) throttle(key string, op engine.Op) (limit.Decision, error) {
+	k := m.live(key)
+	next, d, err := k.gcra.Take(m.now, op.Rate, op.N)
+	switch {
+	case err != nil:
+		return d, err
+	case k.kind != limit.KindNone && k.kind != limit.KindGCRA:
+		return limit.Decision{}, engine.ErrWrongKind
 	}
-	return engine.Stat{Kind: limit.KindGCRA, Deadline: time.Unix(0, s.Deadline), TTL: time.Duration(s.Deadline - m.now)}
+	if op.Verb == engine.OpThrottle && d.Allowed && op.N > 0 {
+		m.put(key, &modelKey{kind: limit.KindGCRA, deadline: next.Deadline, gcra: next})
+	}
+	return d, nil
 }
 
-// live returns all keys that have not expired.
-func (m *model) live() map[string]engine.Stat {
+func (k *modelKey) used() (n int64) {
+	for _, r := range k.accepted {
+		n += r.cost
+	}
+	return n
+}
+
+func (m *model) takeQuota(key string, op engine.Op) (limit.Grant, error) {
+	valid := op.ID != "" && len(op.ID) <= 64 && !strings.Contains(op.ID, " ")
+	q := op.Quota
+	if !valid || q.Limit < 1 || q.Limit > 10_000 || q.Window < 1 || q.Window > 24*time.Hour || op.N < 1 || op.N > q.Limit {
+		return limit.Grant{}, limit.ErrInvalid
+	}
+	k := m.live(key)
+	switch {
+	case k.kind == limit.KindNone:
+		k = &modelKey{kind: limit.KindQuota, deadline: m.now + int64(q.Window), quota: q}
+	case k.kind != limit.KindQuota:
+		return limit.Grant{}, engine.ErrWrongKind
+	case k.quota != q:
+		return limit.Grant{}, limit.ErrPolicyChanged
+	}
+	g := limit.Grant{Limit: q.Limit, ResetAfter: time.Duration(k.deadline - m.now)}
+	for _, r := range k.accepted {
+		g.Used += r.cost
+		if r.id != op.ID {
+			continue
+		}
+		if r.cost != op.N {
+			return limit.Grant{}, limit.ErrConflict
+		}
+		g.Accepted, g.Replay = true, true
+		m.seen["replay"]++
+		return g, nil
+	}
+	if g.Used+op.N > q.Limit {
+		m.seen["quota denied"]++
+		return g, nil
+	}
+	g.Accepted = true
+	g.Used += op.N
+	if op.Verb == engine.OpTakeQuota {
+		k.accepted = append(k.accepted, modelRequest{op.ID, op.N})
+		m.put(key, k)
+		m.seen["accepted"]++
+	}
+	return g, nil
+}
+
+func (m *model) roll(key string, op engine.Op) (want engine.Result) {
+	w, n := op.Rolling, int64(0)
+	switch op.Verb {
+	case engine.OpAllow:
+		n = 1
+	case engine.OpIncrement:
+		n = op.N
+	}
+	k := m.live(key)
+	switch {
+	case w.Limit > limit.MaxLimit || w.Window < 1 || w.Window > 24*time.Hour || n < 0 || n > limit.MaxLimit:
+		return engine.Result{Err: limit.ErrInvalid}
+	case k.kind != limit.KindNone && k.kind != limit.KindRolling:
+		return engine.Result{Err: engine.ErrWrongKind}
+	}
+	places := max(w.Limit, 0)
+	if w.Pause && places > 0 {
+		places++
+	}
+	var live []int64
+	for _, stamp := range k.stamps {
+		if m.now-stamp < int64(w.Window) {
+			live = append(live, stamp)
+		}
+	}
+	before, deadline := int64(len(live)), k.deadline
+	recorded := min(n, places-before)
+	if recorded > 0 {
+		for range recorded {
+			live = append(live, m.now)
+		}
+		deadline = m.now + int64(w.Window)
+		next := &modelKey{kind: limit.KindRolling, deadline: deadline, stamps: live}
+		m.put(key, next)
+		if next.runs() > limit.MaxRuns {
+			m.seen["long list"]++
+		}
+	} else if n > 0 {
+		m.seen["list denied"]++
+	}
+	switch op.Verb {
+	case engine.OpAllow:
+		want.Admission = limit.Admission{Allowed: before < w.Limit, Count: int64(len(live)), Limit: w.Limit}
+		want.Admission.Wait = waitFor(live, deadline, m.now, w)
+	case engine.OpIncrement:
+		want.Total = min(before+n, places+1)
+	case engine.OpPeek:
+		want.Admission.Count = before
+	case engine.OpWait:
+		want.Admission.Wait = waitFor(live, deadline, m.now, w)
+	}
+	return want
+}
+
+// waitFor returns how long it is until a list has room, of whose events live
+// are left under w.
+func waitFor(live []int64, deadline, now int64, w limit.Rolling) time.Duration {
+	n := int64(len(live)) - w.Limit
+	switch {
+	case w.Limit <= 0:
+		return limit.Never
+	case n < 0:
+		return 0
+	}
+	return time.Duration(min(live[n]+int64(w.Window), deadline) - now)
+}
+
+func (m *model) stat(key string) engine.Stat {
+	k := m.live(key)
+	if k.kind == limit.KindNone {
+		return engine.Stat{}
+	}
+	return engine.Stat{Kind: k.kind, Deadline: time.Unix(0, k.deadline), TTL: time.Duration(k.deadline - m.now)}
+}
+
+// all returns all keys that have not expired.
+func (m *model) all() map[string]engine.Stat {
 	all := map[string]engine.Stat{}
-	for key, s := range m.states {
-		if st := m.stat(s); st.Exists() {
+	for key := range m.keys {
+		if st := m.stat(key); st.Exists() {
 			all[key] = st
 		}
 	}
@@ -72,35 +260,108 @@ type trace struct {
 
 func newTrace(seed uint64) *trace {
 	return &trace{
-		model: model{now: epoch.UnixNano(), states: map[string]limit.GCRAState{}},
+		model: model{now: epoch.UnixNano(), keys: map[string]*modelKey{}, seen: map[string]int{}},
 		rng:   rand.New(rand.NewPCG(seed, 0)),
 		clock: newManualClock(epoch),
 	}
 }
 
-// traceRates are policies that meet on the same keys: with counts that divide
-// nothing, a single event, a byte rate, and one that soon leaves time behind.
-// The first seven have keys of their own.
-var traceRates = []limit.Rate{
-	{Burst: 4, Count: 1, Period: 10 * time.Second},
-	{Burst: 2, Count: 3, Period: time.Second},
-	{Burst: 6, Count: 7, Period: time.Second},
-	{Burst: 0, Count: 1, Period: time.Minute},
-	{Burst: 99, Count: 100, Period: time.Millisecond},
-	{Burst: 3_000_000_000, Count: 700_000_000, Period: time.Second},
-	{Burst: 1 << 40, Count: 1, Period: math.MaxInt64 / 3},
-	{Burst: 0, Count: 0, Period: time.Second}, // invalid, and nobody's own
+// Policies that meet on the same keys. The first seven of each have keys of
+// their own, the others are rare, and some of them wrong.
+var (
+	// Counts that divide nothing, a single event, a byte rate, and one that
+	// soon leaves time behind.
+	traceRates = []limit.Rate{
+		{Burst: 4, Count: 1, Period: 10 * time.Second},
+		{Burst: 2, Count: 3, Period: time.Second},
+		{Burst: 6, Count: 7, Period: time.Second},
+		{Burst: 0, Count: 1, Period: time.Minute},
+		{Burst: 99, Count: 100, Period: time.Millisecond},
+		{Burst: 3_000_000_000, Count: 700_000_000, Period: time.Second},
+		{Burst: 1 << 40, Count: 1, Period: math.MaxInt64 / 3},
+		{Burst: 0, Count: 0, Period: time.Second},
+	}
+	traceQuotas = []limit.Quota{
+		{Limit: 5, Window: time.Second},
+		{Limit: 5, Window: time.Microsecond},
+		{Limit: 30, Window: 10 * time.Second},
+		{Limit: 20, Window: 300 * time.Millisecond},
+		{Limit: 1, Window: time.Second},
+		{Limit: 40, Window: 24 * time.Hour},
+		{Limit: 10_000, Window: time.Minute},
+		{Limit: 10_001, Window: time.Minute},
+		{Limit: 0, Window: time.Minute},
+		{Limit: math.MinInt64, Window: time.Minute},
+		{Limit: math.MaxInt64, Window: time.Minute},
+		{Limit: 5, Window: 24*time.Hour + 1},
+		{Limit: 5, Window: 0},
+		{Limit: 5, Window: -1},
+	}
+	traceLists = []limit.Rolling{
+		{Limit: 300, Window: 10 * time.Second},
+		{Limit: 150, Window: time.Second, Pause: true},
+		{Limit: 1000, Window: time.Second},
+		{Limit: 5, Window: 300 * time.Millisecond},
+		{Limit: 3, Window: 300 * time.Millisecond, Pause: true},
+		{Limit: 120, Window: 100 * time.Millisecond},
+		{Limit: 400, Window: time.Hour},
+		{Limit: 1, Window: 1},
+		{Limit: 0, Window: time.Second, Pause: true},
+		{Limit: math.MinInt64, Window: time.Second},
+		{Limit: limit.MaxLimit, Window: time.Second, Pause: true},
+		{Limit: limit.MaxLimit + 1, Window: time.Second},
+		{Limit: 5, Window: 24*time.Hour + 1},
+		{Limit: 5, Window: 0},
+		{Limit: 5, Window: -1},
+	}
+)
+
+// traceKeys is how many keys there are: a half for rates, a quarter each for
+// quotas and lists.
+const traceKeys = 28
+
+// keyOf returns a key, in which there is what a layout might take for its own.
+func keyOf(n int) []byte { return fmt.Appendf(nil, "\x00%d\xff\x00\x01", n) }
+
+// pick returns the policy that key n has of its own, or at times another.
+func pick[P any](tr *trace, policies []P, n int) P {
+	if tr.rng.IntN(8) == 0 {
+		return policies[tr.rng.IntN(len(policies))]
+	}
+	return policies[n%7]
 }
 
-// op makes up an operation on one of 28 keys. Each has a policy of
-// its own, and at times meets another.
+// op makes up an operation on one of the keys, at times one that the key is
+// not for.
 func (tr *trace) op() engine.Op {
-	n := tr.rng.IntN(28)
-	// The keys have in them what a layout might take for its own.
-	op := engine.Op{Key: fmt.Appendf(nil, "\x00%d\xff\x00\x01", n)}
-	if op.Rate = traceRates[n%7]; tr.rng.IntN(8) == 0 {
-		op.Rate = traceRates[tr.rng.IntN(len(traceRates))]
+	n := tr.rng.IntN(traceKeys)
+	op := engine.Op{Key: keyOf(n)}
+	switch m := tr.rng.IntN(20); {
+	case m == 0:
+		op.Verb = engine.OpReset
+		return op
+	case m < 3:
+		op.Verb = engine.OpStat
+		return op
 	}
+	kind := n % 4
+	if tr.rng.IntN(10) == 0 {
+		kind = tr.rng.IntN(4)
+	}
+	look := tr.rng.IntN(3) == 0
+	switch kind {
+	case 0, 1:
+		tr.throttle(&op, n, look)
+	case 2:
+		tr.takeQuota(&op, n, look)
+	case 3:
+		tr.roll(&op, n, look)
+	}
+	return op
+}
+
+func (tr *trace) throttle(op *engine.Op, n int, look bool) {
+	op.Rate = pick(tr, traceRates, n)
 	switch tr.rng.IntN(6) {
 	case 0:
 		op.N = op.Rate.Burst + tr.rng.Int64N(3) // around the limit
@@ -109,43 +370,144 @@ func (tr *trace) op() engine.Op {
 	default:
 		op.N = 1 + tr.rng.Int64N(3)
 	}
-	switch n := tr.rng.IntN(20); {
-	case n < 10:
-		op.Verb = engine.OpThrottle
-	case n < 16:
+	if look {
 		op.Verb = engine.OpProbe
-	case n < 19:
-		op.Verb = engine.OpStat
-	default:
-		op.Verb = engine.OpReset
 	}
-	return op
+}
+
+func (tr *trace) takeQuota(op *engine.Op, n int, look bool) {
+	op.Quota = pick(tr, traceQuotas, n)
+	op.ID = fmt.Sprint("id-", tr.rng.IntN(20))
+	op.N = 1 + int64(len(op.ID)+n)%3 // an id has a cost of its own, mostly
+	switch tr.rng.IntN(30) {
+	case 0:
+		op.ID = []string{"", strings.Repeat("x", 65), "a b"}[tr.rng.IntN(3)]
+	case 1:
+		op.N = []int64{0, -1, math.MinInt64, math.MaxInt64}[tr.rng.IntN(4)]
+	case 2, 3:
+		op.N = op.Quota.Limit + tr.rng.Int64N(3) - 1 // around the limit
+	case 4, 5:
+		op.N++
+	}
+	switch {
+	case !look:
+		op.Verb = engine.OpTakeQuota
+	case tr.rng.IntN(2) == 0:
+		op.Verb = engine.OpProbeQuota
+	default:
+		*op = engine.Op{Verb: engine.OpQuota, Key: op.Key}
+	}
+}
+
+func (tr *trace) roll(op *engine.Op, n int, look bool) {
+	op.Rolling = pick(tr, traceLists, n)
+	switch {
+	case look && tr.rng.IntN(2) == 0:
+		op.Verb = engine.OpPeek
+	case look:
+		op.Verb = engine.OpWait
+	case tr.rng.IntN(2) == 0:
+		op.Verb = engine.OpAllow
+	default:
+		op.Verb, op.N = engine.OpIncrement, tr.rng.Int64N(5)
+		if tr.rng.IntN(10) == 0 {
+			op.N = []int64{-1, limit.MaxLimit + 1, 500}[tr.rng.IntN(3)]
+		}
+	}
 }
 
 // tick moves the wall clock: often not at all, at times to the very deadline
-// of a key or one before, at times back.
+// of a key or the end of its wait or one before, at times back.
 func (tr *trace) tick() {
 	var d time.Duration
+	n := tr.rng.IntN(traceKeys)
 	switch tr.rng.IntN(8) {
 	case 0:
 		d = time.Duration(tr.rng.Int64N(int64(time.Second)))
 	case 1:
 		d = time.Duration(tr.rng.Int64N(int64(time.Microsecond)))
 	case 2:
-		key := tr.op().Key
 		if tr.rng.IntN(4) > 0 {
 			break
 		}
-		if left := tr.states[string(key)].Deadline - tr.now; left > 0 && left < int64(time.Hour) {
-			d = time.Duration(left - tr.rng.Int64N(2))
+		if left := tr.stat(string(keyOf(n))).TTL; left > 0 && left < time.Hour {
+			d = left - time.Duration(tr.rng.Int64N(2))
 		}
 	case 3:
 		if tr.rng.IntN(10) == 0 {
 			d = time.Duration(tr.rng.Int64N(int64(20*time.Second))) - 10*time.Second
 		}
+	case 4:
+		wait := tr.do(engine.Op{Verb: engine.OpWait, Key: keyOf(n), Rolling: traceLists[n%7]})
+		if w := wait.Admission.Wait; w > 0 && w < 20*time.Second {
+			d = w - time.Duration(tr.rng.Int64N(2))
+		}
 	}
+	tr.advance(d)
+}
+
+func (tr *trace) advance(d time.Duration) {
 	tr.clock.Advance(d)
 	tr.now = max(tr.now, tr.clock.Now().UnixNano())
+}
+
+// rush has do carry out a row of operations on one quota, which is at times
+// deleted and opened anew at the same instant, with the same end.
+func (tr *trace) rush(do func(engine.Op)) {
+	n := 4*tr.rng.IntN(traceKeys/4) + 2
+	for range 20 + tr.rng.IntN(100) {
+		if tr.rng.IntN(10) == 0 {
+			tr.advance(time.Duration(tr.rng.Int64N(1 + int64(traceQuotas[n%7].Window)/20)))
+		}
+		op := engine.Op{Key: keyOf(n)}
+		if tr.takeQuota(&op, n, tr.rng.IntN(5) == 0); tr.rng.IntN(20) == 0 {
+			op = engine.Op{Verb: engine.OpReset, Key: op.Key}
+		}
+		do(op)
+	}
+}
+
+// burst has do carry out a long row of operations on one list, which moves on
+// in small steps and is at times deleted and started anew at the same instant.
+// In the end it may expire, and the key be used for something else.
+func (tr *trace) burst(do func(engine.Op)) {
+	n := 4*tr.rng.IntN(traceKeys/4) + 3
+	w := traceLists[n%7]
+	step := 1 + int64(w.Window)/w.Limit>>tr.rng.IntN(20)
+	for range 100 + tr.rng.IntN(400) {
+		if tr.rng.IntN(4) > 0 {
+			tr.advance(time.Duration(1 + tr.rng.Int64N(step)))
+		}
+		op := engine.Op{Verb: engine.OpAllow, Key: keyOf(n), Rolling: w}
+		switch tr.rng.IntN(300) {
+		case 0:
+			op = engine.Op{Verb: engine.OpReset, Key: op.Key}
+		case 1, 2, 3, 4, 5, 6, 7, 8, 9:
+			tr.roll(&op, n, true)
+		case 10, 11, 12:
+			op.Rolling.Window = time.Duration(1 + tr.rng.Int64N(int64(2*w.Window)))
+		case 13, 14, 15:
+			op.Rolling.Limit = 1 + tr.rng.Int64N(2*w.Limit)
+		case 16, 17, 18:
+			op.Rolling.Pause = !w.Pause
+		case 19, 20, 21:
+			op.Verb, op.N = engine.OpIncrement, tr.rng.Int64N(4)
+		}
+		do(op)
+	}
+	if left := tr.stat(string(keyOf(n))).TTL; left < time.Minute && tr.rng.IntN(2) == 0 {
+		tr.advance(left)
+		op := engine.Op{Key: keyOf(n)}
+		switch tr.rng.IntN(3) {
+		case 0:
+			tr.throttle(&op, n, false)
+		case 1:
+			tr.takeQuota(&op, n, false)
+		case 2:
+			tr.roll(&op, n, false)
+		}
+		do(op)
+	}
 }
 
 // reopened is to be told that the limiter was.
@@ -156,32 +518,87 @@ func (tr *trace) reopened() {
 // checkResult compares all that a Result shows.
 func checkResult(t *testing.T, op engine.Op, got, want engine.Result) {
 	t.Helper()
-	if got.Decision != want.Decision || got.Stat != want.Stat || fmt.Sprint(got.Err) != fmt.Sprint(want.Err) {
+	if got.Decision != want.Decision || got.Grant != want.Grant || got.Quota != want.Quota ||
+		got.Admission != want.Admission || got.Total != want.Total || got.Stat != want.Stat || !sameError(got.Err, want.Err) {
 		t.Fatalf("%+v = %+v, want %+v", op, got, want)
 	}
 }
 
+// sameError tells whether err is want, wraps it or says the same.
+func sameError(err, want error) bool {
+	return errors.Is(err, want) || err != nil && want != nil && err.Error() == want.Error()
+}
+
+// looks tells whether an operation changes nothing.
+func looks(v engine.Verb) bool {
+	switch v {
+	case engine.OpProbe, engine.OpProbeQuota, engine.OpQuota, engine.OpPeek, engine.OpWait, engine.OpStat:
+		return true
+	}
+	return false
+}
+
 func TestModel(t *testing.T) {
+	seen := map[string]int{}
 	for _, d := range []engine.Durability{engine.Always, engine.Interval, engine.Never} {
 		t.Run(d.String(), func(t *testing.T) {
-			for seed := range uint64(2) {
-				t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, d, seed) })
+			for seed := range uint64(4) {
+				t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, d, seed, seen) })
 			}
 		})
 	}
+	for _, name := range []string{
+		"accepted", "replay", "quota denied", "list denied", "long list", "long list replaced",
+		engine.ErrWrongKind.Error(), limit.ErrInvalid.Error(), limit.ErrConflict.Error(), limit.ErrPolicyChanged.Error(),
+	} {
+		if seen[name] < 20 {
+			t.Errorf("%q came up %d times in %v, want 20 or more", name, seen[name], seen)
+		}
+	}
 }
 
-func runModel(t *testing.T, d engine.Durability, seed uint64) {
+func runModel(t *testing.T, d engine.Durability, seed uint64, seen map[string]int) {
 	tr := newTrace(seed)
 	opts := engine.Options{
 		Durability:   d,
 		SyncInterval: time.Millisecond,
-		CacheSize:    1, // an entry for each shard
 		Now:          tr.clock.Now,
 		FS:           vfs.NewMem(),
 	}
+	if seed%2 == 0 {
+		opts.CacheSize = 1 // an entry for each shard
+	}
+	if d == engine.Never {
+		opts.SyncInterval = time.Hour // only what somebody waits for is written
+	}
 	l := open(t, "store", opts)
+	do := func(ops ...engine.Op) {
+		t.Helper()
+		for i, got := range l.Do(ops, nil) {
+			want := tr.do(ops[i])
+			checkResult(t, ops[i], got, want)
+			if want.Err != nil {
+				tr.seen[want.Err.Error()]++
+			}
+		}
+	}
+	resetAll := func() {
+		t.Helper()
+		if err := l.ResetAll(); err != nil {
+			t.Fatal(err)
+		}
+		clear(tr.keys)
+		tr.mark = tr.now
+	}
+	one := func(op engine.Op) {
+		t.Helper()
+		if tr.rng.IntN(300) == 0 {
+			resetAll()
+		}
+		do(op)
+	}
 	for range 2000 {
+		l.Now() // or what it hasn't seen of the wall, before that goes back, it can't know
 		tr.tick()
 		switch tr.rng.IntN(200) {
 		case 0, 1:
@@ -192,13 +609,9 @@ func runModel(t *testing.T, d engine.Durability, seed uint64) {
 		case 3:
 			compact(t, l)
 		case 4:
-			if err := l.ResetAll(); err != nil {
-				t.Fatal(err)
-			}
-			clear(tr.states)
-			tr.mark = tr.now
+			resetAll()
 		case 5, 6:
-			want := tr.live()
+			want := tr.all()
 			if got := scan(t, l, 1+tr.rng.IntN(10)); !maps.Equal(got, want) {
 				t.Fatalf("Scan = %v, want %v", got, want)
 			}
@@ -212,19 +625,67 @@ func runModel(t *testing.T, d engine.Durability, seed uint64) {
 			if got := storedMark(t, l); got != tr.mark {
 				t.Fatalf("the mark is %d, want %d", got, tr.mark)
 			}
+		case 8, 9, 10, 11, 12:
+			tr.burst(one)
+		case 13, 14, 15, 16, 17:
+			tr.rush(one)
+		case 18:
+			if err := l.Check(); err != nil {
+				t.Fatal(err)
+			}
 		}
 		ops := make([]engine.Op, 1+tr.rng.IntN(4))
+		var some []engine.Op // of those that look
 		for i := range ops {
-			ops[i] = tr.op()
+			if ops[i] = tr.op(); looks(ops[i].Verb) {
+				some = append(some, ops[i])
+			}
 		}
-		for i, got := range l.Do(ops, nil) {
-			checkResult(t, ops[i], got, tr.do(ops[i]))
+		do(ops...)
+		if tr.rng.IntN(4) > 0 {
+			continue // to look would have written what is staged
+		}
+		for i, got := range viewed(t, l, some) {
+			checkResult(t, some[i], got, tr.do(some[i]))
 		}
 		key := ops[0].Key
-		if got, err := l.TTL(key); got != tr.stat(tr.states[string(key)]).TTL || err != nil {
-			t.Fatalf("TTL(%q) = %v, %v, want %v", key, got, err, tr.stat(tr.states[string(key)]).TTL)
+		if got, err := l.TTL(key); got != tr.stat(string(key)).TTL || err != nil {
+			t.Fatalf("TTL(%q) = %v, %v, want %v", key, got, err, tr.stat(string(key)).TTL)
 		}
 	}
+	for name, n := range tr.seen {
+		seen[name] += n
+	}
+}
+
+// viewed carries out operations that look, in one view.
+func viewed(t *testing.T, l *engine.Limiter, ops []engine.Op) (results []engine.Result) {
+	t.Helper()
+	err := l.View(func(v *engine.View) error {
+		for _, op := range ops {
+			var r engine.Result
+			switch op.Verb {
+			case engine.OpProbe:
+				r.Decision, r.Err = v.Probe(op.Key, op.Rate, op.N)
+			case engine.OpProbeQuota:
+				r.Grant, r.Err = v.ProbeQuota(op.Key, op.ID, op.Quota, op.N)
+			case engine.OpQuota:
+				r.Quota, r.Err = v.Quota(op.Key)
+			case engine.OpPeek:
+				r.Admission.Count, r.Err = v.Peek(op.Key, op.Rolling)
+			case engine.OpWait:
+				r.Admission.Wait, r.Err = v.Wait(op.Key, op.Rolling)
+			case engine.OpStat:
+				r.Stat, r.Err = v.Stat(op.Key)
+			}
+			results = append(results, r)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return results
 }
 
 // scan returns all that Scan visits, about count keys at a time, and fails if
@@ -259,6 +720,12 @@ func TestSeam(t *testing.T) {
 	restless := calm
 	restless.FS, restless.CacheSize, restless.Durability = vfs.NewMem(), 1, engine.Never
 	a, b := open(t, "store", calm), open(t, "store", restless)
+	do := func(op engine.Op) {
+		t.Helper()
+		checkResult(t, op, b.Do([]engine.Op{op}, nil)[0], a.Do([]engine.Op{op}, nil)[0])
+		tr.do(op)
+	}
+	chunks, requests := 0, 0
 	for range 3000 {
 		// A reopened limiter forgets how far it saw the wall go, and the calm
 		// one does not, so here the wall does not go back.
@@ -273,30 +740,63 @@ func TestSeam(t *testing.T) {
 			flush(t, b)
 		case 2:
 			compact(t, b)
+		case 3, 4:
+			tr.burst(do)
+			tr.rush(do)
+			got, want := liveRecords(t, b), liveRecords(t, a)
+			if !maps.Equal(got, want) {
+				t.Fatalf("records = %q, want %q", got, want)
+			}
+			for name := range want {
+				if strings.HasPrefix(name, "chunk") {
+					chunks++
+				} else if strings.HasPrefix(name, "request") {
+					requests++
+				}
+			}
 		}
-		op := tr.op()
-		checkResult(t, op, b.Do([]engine.Op{op}, nil)[0], a.Do([]engine.Op{op}, nil)[0])
-		tr.do(op)
+		do(tr.op())
 	}
 	if got, want := scan(t, b, 10), scan(t, a, 10); !maps.Equal(got, want) || len(want) == 0 {
 		t.Errorf("Scan = %v, want %v", got, want)
 	}
-	got, want := liveRecords(t, b), liveRecords(t, a)
-	if !maps.Equal(got, want) || len(want) == 0 {
-		t.Errorf("records = %q, want %q", got, want)
+	if chunks == 0 || requests == 0 {
+		t.Errorf("%d chunks and %d requests have been compared, want some", chunks, requests)
 	}
 }
 
-// liveRecords returns the records of the keys of l that have not expired.
+// liveRecords returns all that the store of l says of keys that have not
+// expired, by names that don't depend on its seed.
 func liveRecords(t *testing.T, l *engine.Limiter) map[string]string {
 	t.Helper()
 	if err := l.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	all := records(t, l)
-	maps.DeleteFunc(all, func(_, record string) bool {
-		s, err := codec.DecodeState([]byte(record))
-		return err == nil && s.Deadline() <= l.Now().UnixNano()
-	})
+	keys, now := codec.Keyspace{}, l.Now().UnixNano()
+	all := map[string]string{}
+	live := map[string]limit.Kind{}
+	lists := map[string]string{} // by names of chunks
+	for key, value := range contents(t, l.DB()) {
+		if _, user, err := keys.ParseHead(nil, []byte(key)); err == nil {
+			if s, err := codec.DecodeState([]byte(value)); err != nil {
+				t.Fatal(err)
+			} else if s.Deadline() > now {
+				all[fmt.Sprintf("head %q", user)] = value
+				live[string(user)] = s.Kind
+			}
+		} else if deadline, user, id, err := keys.ParseRequestKey(nil, []byte(key)); err == nil {
+			if deadline > now {
+				all[fmt.Sprintf("request %q %d %s", user, deadline, id)] = value
+			}
+		} else if _, user, ordinal, err := keys.ParseChunkKey(nil, []byte(key)); err == nil {
+			name := fmt.Sprintf("chunk %q %d", user, ordinal)
+			all[name], lists[name] = value, string(user)
+		}
+	}
+	for name, user := range lists {
+		if live[user] != limit.KindRolling {
+			delete(all, name)
+		}
+	}
 	return all
 }

@@ -51,10 +51,7 @@ func (l *Limiter) record(op *Op, r *Result) error {
 	}
 	defer t.end()
 	r.round = t.round
-	list, err := listOf(t.state)
-	if err != nil {
-		return err
-	}
+	list, wrongKind := listOf(t.state)
 	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(&t, ordinal) }
 	var next limit.RollingState
 	var change limit.Change
@@ -64,6 +61,11 @@ func (l *Limiter) record(op *Op, r *Result) error {
 		next, r.Total, change, err = list.Increment(t.now, op.Rolling, op.N, chunks)
 	}
 	switch {
+	case errors.Is(err, limit.ErrInvalid):
+		return err
+	case wrongKind != nil:
+		r.Admission, r.Total = limit.Admission{}, 0
+		return wrongKind
 	case err != nil:
 		return rollingError(op.Key, err)
 	case change.Recorded == 0:

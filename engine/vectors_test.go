@@ -102,35 +102,6 @@ func call(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Resu
 	return dst
 }
 
-// viewed carries out ops that look, in one view.
-func viewed(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Result {
-	err := l.View(func(v *engine.View) error {
-		for _, op := range ops {
-			var r engine.Result
-			switch op.Verb {
-			case engine.OpProbe:
-				r.Decision, r.Err = v.Probe(op.Key, op.Rate, op.N)
-			case engine.OpProbeQuota:
-				r.Grant, r.Err = v.ProbeQuota(op.Key, op.ID, op.Quota, op.N)
-			case engine.OpQuota:
-				r.Quota, r.Err = v.Quota(op.Key)
-			case engine.OpPeek:
-				r.Admission.Count, r.Err = v.Peek(op.Key, op.Rolling)
-			case engine.OpWait:
-				r.Admission.Wait, r.Err = v.Wait(op.Key, op.Rolling)
-			case engine.OpStat:
-				r.Stat, r.Err = v.Stat(op.Key)
-			}
-			dst = append(dst, r)
-		}
-		return nil
-	})
-	if err != nil {
-		panic(err)
-	}
-	return dst
-}
-
 // opOf returns the operation that a command of the vectors means.
 func opOf(t *testing.T, command []string) engine.Op {
 	verb, ok := map[string]engine.Verb{
