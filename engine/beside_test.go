@@ -1,11 +1,16 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/gabiondb/gabion/engine"
 	"github.com/gabiondb/gabion/engine/limit"
@@ -83,12 +88,14 @@ func TestFewAreDeletedOneByOne(t *testing.T) {
 
 	take(t, l, quota, 0, 1000)
 	record(t, l, clock, list, 20_000)
-	for key, forget := range map[string]func(key []byte){"quota": forget["reset"], "list": forget["expiry"]} {
-		flush(t, l)
-		forget([]byte(key))
-		if n := l.RangeTombstones(); n != 1 {
-			t.Errorf("%d range tombstones for a long %s, want 1", n, key)
-		}
+	flush(t, l)
+	forget["reset"](quota)
+	if n := l.RangeTombstones(); n != 1 {
+		t.Errorf("%d range tombstones for a long quota, want 1", n)
+	}
+	forget["expiry"](list)
+	if n := l.RangeTombstones(); n != 2 {
+		t.Errorf("%d range tombstones for a long list, too, want 2", n)
 	}
 }
 
@@ -148,5 +155,98 @@ func TestBeginAnew(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAnswersWaitForWhatTheySaw has a request and events on their way to the
+// disk. Whoever sees them, be it in the cache or in the store, is not answered
+// before they are there, and whoever sees what has long been there is at once.
+func TestAnswersWaitForWhatTheySaw(t *testing.T) {
+	for _, evict := range []bool{false, true} {
+		t.Run(fmt.Sprintf("evicted=%t", evict), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { checkAnswersWait(t, evict) })
+		})
+	}
+}
+
+func checkAnswersWait(t *testing.T, evict bool) {
+	gate, shut := make(chan struct{}), atomic.Bool{}
+	fs := newWatchedFS()
+	fs.before = func(op errorfs.Op) {
+		if shut.Load() && (op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData) {
+			<-gate
+		}
+	}
+	clock := newManualClock(epoch)
+	opts := engine.Options{FS: fs, Now: clock.Now}
+	if evict {
+		opts.CacheSize = 1
+	}
+	l := open(t, "store", opts)
+	q, w := limit.Quota{Limit: 10, Window: time.Hour}, limit.Rolling{Limit: 1, Window: time.Hour}
+	quota, list, old := []byte("quota"), []byte("list"), []byte("old")
+	charge(t, l, 0, 2000, limit.PerDay(1))
+	if g, err := l.TakeQuota(old, "id", q, 1); !g.Accepted || err != nil {
+		t.Fatal(g, err)
+	}
+	synctest.Wait()
+
+	shut.Store(true)
+	var mu sync.Mutex
+	pending := map[string]bool{}
+	ask := func(name string, op engine.Op, want error) {
+		mu.Lock()
+		defer mu.Unlock()
+		pending[name] = true
+		go func() {
+			if r := l.Do([]engine.Op{op}, nil)[0]; !errors.Is(r.Err, want) {
+				t.Errorf("%s: %+v, want error %v", name, r, want)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			delete(pending, name)
+		}()
+	}
+	ask("request", engine.Op{Verb: engine.OpTakeQuota, Key: quota, ID: "id", Quota: q, N: 1}, nil)
+	ask("event", engine.Op{Verb: engine.OpAllow, Key: list, Rolling: w}, nil)
+	synctest.Wait()
+	if !evict {
+		if g, err := l.TakeQuota(old, "id", q, 1); !g.Replay || err != nil {
+			t.Errorf("replay of what is on disk = %+v, %v", g, err)
+		}
+	} else {
+		for i := range 2000 {
+			go l.Throttle(nth(i), limit.PerDay(1), 1)
+		}
+		synctest.Wait()
+	}
+	misses := l.Metrics().CacheMisses
+	other := q
+	other.Limit++
+	ask("replay", engine.Op{Verb: engine.OpTakeQuota, Key: quota, ID: "id", Quota: q, N: 1}, nil)
+	ask("conflict", engine.Op{Verb: engine.OpTakeQuota, Key: quota, ID: "id", Quota: q, N: 2}, limit.ErrConflict)
+	ask("policy", engine.Op{Verb: engine.OpTakeQuota, Key: quota, ID: "x", Quota: other, N: 1}, limit.ErrPolicyChanged)
+	ask("no room", engine.Op{Verb: engine.OpTakeQuota, Key: quota, ID: "x", Quota: q, N: 10}, nil)
+	ask("probe", engine.Op{Verb: engine.OpProbeQuota, Key: quota, ID: "id", Quota: q, N: 1}, nil)
+	ask("probe of a conflict", engine.Op{Verb: engine.OpProbeQuota, Key: quota, ID: "id", Quota: q, N: 2}, limit.ErrConflict)
+	ask("quota", engine.Op{Verb: engine.OpQuota, Key: quota}, nil)
+	ask("denial", engine.Op{Verb: engine.OpAllow, Key: list, Rolling: w}, nil)
+	ask("increment", engine.Op{Verb: engine.OpIncrement, Key: list, Rolling: w, N: 1}, nil)
+	ask("peek", engine.Op{Verb: engine.OpPeek, Key: list, Rolling: w}, nil)
+	ask("wait", engine.Op{Verb: engine.OpWait, Key: list, Rolling: w}, nil)
+	ask("wrong kind", engine.Op{Verb: engine.OpAllow, Key: quota, Rolling: w}, engine.ErrWrongKind)
+	ask("wrong kind of probe", engine.Op{Verb: engine.OpProbeQuota, Key: list, ID: "id", Quota: q, N: 1}, engine.ErrWrongKind)
+	synctest.Wait()
+	if len(pending) != 15 {
+		t.Errorf("%d calls wait, want 15: %v", len(pending), pending)
+	}
+	if n := l.Metrics().CacheMisses - misses; evict != (n >= 2) {
+		t.Errorf("%d times a key was not in the cache", n)
+	}
+	shut.Store(false)
+	close(gate)
+	synctest.Wait()
+	if len(pending) > 0 {
+		t.Errorf("%v still wait", pending)
 	}
 }

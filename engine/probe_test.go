@@ -37,6 +37,15 @@ func newWatchedFS() *watchedFS {
 	return w
 }
 
+// ReuseForWrite makes a new file, which is allowed: errorfs doesn't watch those
+// that are made from old ones.
+func (w *watchedFS) ReuseForWrite(oldname, newname string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	if err := w.Remove(oldname); err != nil {
+		return nil, err
+	}
+	return w.Create(newname, category)
+}
+
 // quietly calls fn when l is quiet, waits until it is quiet again, and tells
 // what fn has changed: on the file system, in the store, and in the cache.
 func (w *watchedFS) quietly(t *testing.T, l *engine.Limiter, fn func()) {
