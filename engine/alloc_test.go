@@ -22,6 +22,9 @@ func TestAllocations(t *testing.T) {
 	}
 	charge(t, l, 1, 2, rate)
 	applied, staged, absent := nth(0), nth(1), nth(2)
+	quota, w := limit.Quota{Limit: 10, Window: time.Hour}, limit.Rolling{Limit: 1 << 40, Window: time.Hour}
+	takes := []engine.Op{{Verb: engine.OpTakeQuota, Key: quotaKey, ID: "id", Quota: quota, N: 6}}
+	l.Do(takes, nil)
 	dst := make([]engine.Result, 0, 2)
 	for name, fn := range map[string]func(){
 		"Throttle": func() { l.Throttle(staged, rate, 1) },
@@ -29,6 +32,9 @@ func TestAllocations(t *testing.T) {
 		"denials": func() {
 			l.Do([]engine.Op{{Key: staged, Rate: rate, N: 1 << 41}, {Key: absent, Rate: rate, N: 1 << 41}}, dst)
 		},
+		"replays":  func() { l.Do(takes, dst) },
+		"requests": func() { l.TakeQuota(quotaKey, "other", quota, 6) }, // which are denied
+		"events":   func() { l.Allow(listKey, w) },
 		"reads": func() {
 			l.Do([]engine.Op{{Verb: engine.OpProbe, Key: applied, Rate: rate}, {Verb: engine.OpStat, Key: applied}}, dst)
 		},

@@ -164,3 +164,72 @@ func BenchmarkLen(b *testing.B) {
 		}
 	}
 }
+
+// request makes request i of a quota, whose window closes after twice as many
+// as size, so that this is how many records it has on average.
+func request(t testing.TB, l *engine.Limiter, clock *manualClock, size, i int) {
+	i %= 2 * size
+	if i == 0 {
+		clock.Advance(time.Hour)
+	}
+	q := limit.Quota{Limit: int64(2 * size), Window: time.Hour}
+	if g, err := l.TakeQuota(quotaKey, fmt.Sprintf("request-%09d", i), q, 1); g.Used != int64(i+1) || err != nil {
+		t.Fatalf("TakeQuota = %+v, %v, want it accepted", g, err)
+	}
+}
+
+// event records the next event of a list with room for size of them in as many
+// milliseconds. From then on one comes and one goes.
+func event(t testing.TB, l *engine.Limiter, clock *manualClock, size, _ int) {
+	clock.Advance(time.Millisecond)
+	w := limit.Rolling{Limit: int64(size), Window: time.Duration(size) * time.Millisecond}
+	if a, err := l.Allow(listKey, w); !a.Allowed || err != nil {
+		t.Fatalf("Allow = %+v, %v, want it allowed", a, err)
+	}
+}
+
+var quotaKey, listKey = []byte("quota"), []byte("list")
+
+// use is request or event.
+type use func(t testing.TB, l *engine.Limiter, clock *manualClock, size, i int)
+
+// runSize uses a key that holds size requests or events, with each call
+// in a round of its own under Always, and with as many as there are in one
+// under Never.
+func runSize(b *testing.B, d engine.Durability, size int, fn use) {
+	clock := newManualClock(epoch)
+	dir, opts := b.TempDir(), engine.Options{FS: vfs.Default, Durability: engine.Never, Now: clock.Now, QuotaMaxLimit: limit.MaxLimit}
+	l := open(b, dir, opts)
+	for i := range size {
+		fn(b, l, clock, size, i)
+	}
+	opts.Durability = d
+	l = reopen(b, l, dir, opts)
+	written := l.DB().Metrics().WAL.BytesWritten
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		fn(b, l, clock, size, size+i)
+	}
+	b.StopTimer()
+	if err := l.Sync(); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(l.DB().Metrics().WAL.BytesWritten-written)/float64(b.N), "walB/op")
+}
+
+func BenchmarkQuota(b *testing.B) {
+	for _, d := range []engine.Durability{engine.Always, engine.Never} {
+		for _, size := range []int{10, 10_000} {
+			b.Run(fmt.Sprintf("%v/records=%d", d, size), func(b *testing.B) { runSize(b, d, size, request) })
+		}
+	}
+}
+
+func BenchmarkRolling(b *testing.B) {
+	for _, d := range []engine.Durability{engine.Always, engine.Never} {
+		for _, size := range []int{100, 10_000, 1_000_000} {
+			b.Run(fmt.Sprintf("%v/limit=%d", d, size), func(b *testing.B) { runSize(b, d, size, event) })
+		}
+	}
+}

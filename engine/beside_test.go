@@ -9,9 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
+	"github.com/gabiondb/gabion/codec"
 	"github.com/gabiondb/gabion/engine"
 	"github.com/gabiondb/gabion/engine/limit"
 )
@@ -248,5 +250,68 @@ func checkAnswersWait(t *testing.T, evict bool) {
 	synctest.Wait()
 	if len(pending) > 0 {
 		t.Errorf("%v still wait", pending)
+	}
+}
+
+// TestDamageBeside damages a chunk and the record of a request. What needs them
+// fails and charges nothing, all else goes on, and to forget the key mends it.
+func TestDamageBeside(t *testing.T) {
+	for name, damage := range map[string]func(db *pebble.DB, key string) error{
+		"cut short": func(db *pebble.DB, key string) error { return db.Set([]byte(key), []byte{codec.Version}, nil) },
+		"emptied":   func(db *pebble.DB, key string) error { return db.Set([]byte(key), nil, nil) },
+		"lost":      func(db *pebble.DB, key string) error { return db.Delete([]byte(key), nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			clock := newManualClock(epoch)
+			opts := engine.Options{Now: clock.Now, FS: vfs.NewMem()}
+			l := open(t, "store", opts)
+			take(t, l, quotaKey, 0, 3)
+			record(t, l, clock, listKey, 300)
+			closeChecked(t, l)
+			edit(t, opts.FS, "store", func(db *pebble.DB) error {
+				var err error
+				for key := range contents(t, db) {
+					_, _, id, notRequest := codec.Keyspace{}.ParseRequestKey(nil, []byte(key))
+					_, _, ordinal, notChunk := codec.Keyspace{}.ParseChunkKey(nil, []byte(key))
+					if notRequest == nil && id == "1" || notChunk == nil && ordinal == 50 {
+						err = errors.Join(err, damage(db, key))
+					}
+				}
+				return err
+			})
+			l = open(t, "store", opts)
+			for range 2 {
+				// The 51st to 100th of 300 events are gone.
+				for live, want := range map[int64]error{300: nil, 225: engine.ErrCorrupt, 90: nil, 10: nil} {
+					w := limit.Rolling{Limit: live, Window: time.Hour}
+					if a, err := l.Allow(listKey, w); !errors.Is(err, want) || want != nil && a != (limit.Admission{}) {
+						t.Errorf("Allow(%d) = %+v, %v, want %v", live, a, err, want)
+					}
+					w.Window = time.Duration(live) * time.Millisecond
+					if n, err := l.Peek(listKey, w); !errors.Is(err, want) || (n == live) != (want == nil) {
+						t.Errorf("Peek(%v) = %d, %v, want %v", w.Window, n, err, want)
+					}
+				}
+				for id, want := range map[string]error{"0": nil, "1": engine.ErrCorrupt, "2": nil} {
+					if name == "lost" {
+						continue // one can't tell
+					}
+					g, err := l.TakeQuota(quotaKey, id, limit.Quota{Limit: 1000, Window: time.Hour}, 1)
+					if !errors.Is(err, want) || g.Replay != (want == nil) {
+						t.Errorf("TakeQuota(%q) = %+v, %v, want %v", id, g, err, want)
+					}
+				}
+			}
+			if n, err := l.Peek(listKey, limit.Rolling{Limit: 1, Window: time.Hour}); n != 300 || err != nil {
+				t.Errorf("Peek = %d, %v, want 300", n, err)
+			}
+			for _, key := range [][]byte{quotaKey, listKey} {
+				if found, err := l.Reset(key); !found || err != nil {
+					t.Errorf("Reset(%q) = %t, %v, want true", key, found, err)
+				}
+			}
+			take(t, l, quotaKey, 0, 3)
+			record(t, l, clock, listKey, 300)
+		})
 	}
 }

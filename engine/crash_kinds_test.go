@@ -100,7 +100,7 @@ func (li *kindLife) takeCut(where string) {
 	li.cut = c
 }
 
-func quotaKey(i int) []byte { return fmt.Appendf(nil, "quota-%d", i) }
+func crashQuotaKey(i int) []byte { return fmt.Appendf(nil, "quota-%d", i) }
 
 // request returns a request to send: a new one, or one of the newest again.
 func (li *kindLife) request(rng *rand.Rand) *crashRequest {
@@ -134,7 +134,7 @@ func (li *kindLife) client(rng *rand.Rand) {
 		for range 1 + rng.IntN(8)*rng.IntN(2) {
 			if rng.IntN(2) == 0 {
 				r := li.request(rng)
-				op := engine.Op{Verb: engine.OpTakeQuota, Key: quotaKey(r.quota), ID: r.id, Quota: crashQuota, N: r.cost}
+				op := engine.Op{Verb: engine.OpTakeQuota, Key: crashQuotaKey(r.quota), ID: r.id, Quota: crashQuota, N: r.cost}
 				ops, requests, lists = append(ops, op), append(requests, r), append(lists, nil)
 				continue
 			}
@@ -233,10 +233,10 @@ func (li *kindLife) verify(c kindCut) {
 		fail("the store is damaged: %v", err)
 	}
 	for r, used := range c.accepted {
-		if q, err := l.Quota(quotaKey(r.quota)); err != nil || q.Used < used || q.Used > quotaBudget {
+		if q, err := l.Quota(crashQuotaKey(r.quota)); err != nil || q.Used < used || q.Used > quotaBudget {
 			fail("quota %d has used %d, %v, and %d after %s", r.quota, q.Used, err, used, r.id)
 		}
-		g, err := l.TakeQuota(quotaKey(r.quota), r.id, crashQuota, r.cost)
+		g, err := l.TakeQuota(crashQuotaKey(r.quota), r.id, crashQuota, r.cost)
 		if want := (limit.Grant{Accepted: true, Replay: true, Used: used, Limit: quotaBudget, ResetAfter: g.ResetAfter}); g != want || err != nil {
 			fail("%s again = %+v, %v, want %+v", r.id, g, err, want)
 		}
@@ -255,11 +255,11 @@ func (li *kindLife) verify(c kindCut) {
 	}
 	// Whatever was sent may be sent again, and goes on from there.
 	for _, r := range li.newest(100) {
-		first, err := l.TakeQuota(quotaKey(r.quota), r.id, crashQuota, r.cost)
+		first, err := l.TakeQuota(crashQuotaKey(r.quota), r.id, crashQuota, r.cost)
 		if err != nil {
 			fail("%s: %v", r.id, err)
 		}
-		again, err := l.TakeQuota(quotaKey(r.quota), r.id, crashQuota, r.cost)
+		again, err := l.TakeQuota(crashQuotaKey(r.quota), r.id, crashQuota, r.cost)
 		if err != nil || again.Accepted != first.Accepted || again.Used != first.Used || again.Replay != first.Accepted {
 			fail("%s = %+v, and again %+v, %v", r.id, first, again, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,8 +56,14 @@ func TestErrors(t *testing.T) {
 		fs := newWatchedFS()
 		clock := newManualClock(epoch)
 		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now})
-		good := limit.PerDay(10)
+		good, quota, list := limit.PerDay(10), limit.Quota{Limit: 10, Window: time.Hour}, limit.Rolling{Limit: 10, Window: time.Hour}
 		charge(t, l, 0, 1, good)
+		if g, err := l.TakeQuota(nth(2), "id", quota, 3); !g.Accepted || err != nil {
+			t.Fatal(g, err)
+		}
+		if a, err := l.Allow(nth(3), list); !a.Allowed || err != nil {
+			t.Fatal(a, err)
+		}
 
 		long := bytes.Repeat([]byte{'k'}, engine.MaxKeyLen+1)
 		rates := map[string]limit.Rate{
@@ -75,9 +82,70 @@ func TestErrors(t *testing.T) {
 			{engine.Op{Verb: engine.OpReset + 1, Key: nth(0)}, engine.ErrInvalidVerb},
 			{engine.Op{Verb: math.MaxUint8, Key: nth(0)}, engine.ErrInvalidVerb},
 		}
-		for _, verb := range []engine.Verb{engine.OpThrottle, engine.OpProbe, engine.OpStat, engine.OpReset} {
+		for verb := engine.OpThrottle; verb <= engine.OpReset; verb++ {
 			for _, key := range [][]byte{nil, {}, long} {
-				wrongs = append(wrongs, wrong{engine.Op{Verb: verb, Key: key, Rate: good, N: 1}, engine.ErrInvalidKey})
+				op := engine.Op{Verb: verb, Key: key, Rate: good, Quota: quota, Rolling: list, ID: "id", N: 1}
+				wrongs = append(wrongs, wrong{op, engine.ErrInvalidKey})
+			}
+		}
+		// What holds something of another kind.
+		for i, verbs := range map[int][]engine.Verb{
+			0: {engine.OpTakeQuota, engine.OpProbeQuota, engine.OpQuota, engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait},
+			2: {engine.OpThrottle, engine.OpProbe, engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait},
+			3: {engine.OpThrottle, engine.OpProbe, engine.OpTakeQuota, engine.OpProbeQuota, engine.OpQuota},
+		} {
+			for _, verb := range verbs {
+				op := engine.Op{Verb: verb, Key: nth(i), Rate: good, Quota: quota, Rolling: list, ID: "id", N: 1}
+				wrongs = append(wrongs, wrong{op, engine.ErrWrongKind})
+			}
+		}
+		// Arguments come before kinds, and kinds before all else.
+		for i := range 5 {
+			for _, verb := range []engine.Verb{engine.OpTakeQuota, engine.OpProbeQuota} {
+				op := engine.Op{Verb: verb, Key: nth(i), Quota: quota, ID: "id", N: 3}
+				for _, id := range []string{"", strings.Repeat("x", 65), "a b", "a.b", "a/b", "\x00", "é", "a\n"} {
+					bad := op
+					bad.ID = id
+					wrongs = append(wrongs, wrong{bad, limit.ErrInvalid})
+				}
+				for _, cost := range []int64{0, -1, math.MinInt64, 11, math.MaxInt64} {
+					bad := op
+					bad.N = cost
+					wrongs = append(wrongs, wrong{bad, limit.ErrInvalid})
+				}
+				for _, q := range []limit.Quota{
+					{Limit: 0, Window: time.Hour}, {Limit: -1, Window: time.Hour}, {Limit: math.MinInt64, Window: time.Hour},
+					{Limit: 10_001, Window: time.Hour}, {Limit: math.MaxInt64, Window: time.Hour},
+					{Limit: 10, Window: 0}, {Limit: 10, Window: -1}, {Limit: 10, Window: 24*time.Hour + 1}, {Limit: 10, Window: math.MaxInt64},
+				} {
+					bad := op
+					bad.Quota = q
+					wrongs = append(wrongs, wrong{bad, limit.ErrInvalid})
+				}
+				if i == 2 {
+					bad := op
+					bad.N = 4
+					wrongs = append(wrongs, wrong{bad, limit.ErrConflict})
+					bad.Quota.Limit++
+					wrongs = append(wrongs, wrong{bad, limit.ErrPolicyChanged})
+					bad.Quota, bad.ID = limit.Quota{Limit: 10, Window: time.Minute}, "other"
+					wrongs = append(wrongs, wrong{bad, limit.ErrPolicyChanged})
+				}
+			}
+			for _, verb := range []engine.Verb{engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait} {
+				op := engine.Op{Verb: verb, Key: nth(i), Rolling: list, N: 1}
+				for _, w := range []limit.Rolling{
+					{Limit: limit.MaxLimit + 1, Window: time.Hour}, {Limit: math.MaxInt64, Window: time.Hour, Pause: true},
+					{Limit: 10, Window: 0}, {Limit: 10, Window: -1}, {Limit: 10, Window: 24*time.Hour + 1}, {Limit: 10, Window: math.MaxInt64},
+				} {
+					bad := op
+					bad.Rolling = w
+					wrongs = append(wrongs, wrong{bad, limit.ErrInvalid})
+				}
+			}
+			for _, amount := range []int64{-1, math.MinInt64, limit.MaxLimit + 1, math.MaxInt64} {
+				op := engine.Op{Verb: engine.OpIncrement, Key: nth(i), Rolling: list, N: amount}
+				wrongs = append(wrongs, wrong{op, limit.ErrInvalid})
 			}
 		}
 		for _, verb := range []engine.Verb{engine.OpThrottle, engine.OpProbe} {
@@ -99,27 +167,25 @@ func TestErrors(t *testing.T) {
 			}
 			for i, got := range l.Do(ops, nil) {
 				w := wrongs[i]
-				if !errors.Is(got.Err, w.want) || got.Decision != (limit.Decision{}) || got.Stat != (engine.Stat{}) {
+				if !errors.Is(got.Err, w.want) || !sameAnswer(got, engine.Result{}) {
 					t.Errorf("%+.40v = %+v, want %v and nothing else", w.op, got, w.want)
 				}
-				if w.op.Verb != engine.OpProbe && w.op.Verb != engine.OpStat {
+				if !looks(w.op.Verb) {
 					continue
 				}
-				err := l.View(func(v *engine.View) (err error) {
-					if w.op.Verb == engine.OpProbe {
-						_, err = v.Probe(w.op.Key, w.op.Rate, w.op.N)
-					} else {
-						_, err = v.Stat(w.op.Key)
-					}
-					return err
-				})
-				if !errors.Is(err, w.want) {
-					t.Errorf("in a View: %+.40v: %v, want %v", w.op, err, w.want)
+				if got := viewed(t, l, []engine.Op{w.op})[0]; !errors.Is(got.Err, w.want) || !sameAnswer(got, engine.Result{}) {
+					t.Errorf("in a View: %+.40v: %+v, want %v and nothing else", w.op, got, w.want)
 				}
 			}
 		})
 		if d, err := l.Probe(nth(0), good, 0); d.Remaining != 9 || err != nil {
 			t.Errorf("Probe = %+v, %v, want 9 remaining", d, err)
+		}
+		if u, err := l.Quota(nth(2)); u.Quota != quota || u.Used != 3 || err != nil {
+			t.Errorf("Quota = %+v, %v, want 3 used of %+v", u, err, quota)
+		}
+		if n, err := l.Peek(nth(3), list); n != 1 || err != nil {
+			t.Errorf("Peek = %d, %v, want 1", n, err)
 		}
 	})
 }

@@ -15,9 +15,17 @@
 //		return fmt.Errorf("try again in %v", d.RetryAfter)
 //	}
 //
-// A denial is an answer and no error. Probe gives the answer that Throttle
-// would give, and changes nothing. Do carries out a whole pipeline for one
-// wait, View reads many keys from one snapshot.
+// A key holds one of three kinds of limit. Throttle spaces events evenly, with
+// bursts up to a bound (GCRA). TakeQuota spends a budget that is whole again
+// when its window has closed, on requests that have ids, each of them once
+// however often it is sent. Allow and Increment record events in a rolling
+// list, so many in any span of time. Another kind's method on a key returns
+// ErrWrongKind, until the key has expired or is Reset.
+//
+// A denial is an answer and no error. Probe and ProbeQuota give the answers that
+// Throttle and TakeQuota would give, Peek and Wait tell of a list, and none of
+// them changes anything. Do carries out a whole pipeline for one wait, View
+// reads many keys from one snapshot.
 //
 // # Durability
 //

@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -135,4 +136,86 @@ func ExampleLimiter_View() {
 	// a 10
 	// b 6
 	// c 10
+}
+
+// A request that may be sent twice, because the first answer was lost, is
+// charged once.
+func ExampleLimiter_TakeQuota() {
+	l, err := engine.Open("example", &engine.Options{FS: vfs.NewMem()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	key, perDay := []byte("exports:alice"), limit.Quota{Limit: 5, Window: 24 * time.Hour}
+	for _, request := range []struct {
+		id   string
+		cost int64
+	}{
+		{"order-1", 2},
+		{"order-1", 2}, // again
+		{"order-2", 3},
+		{"order-3", 1},
+		{"order-1", 1},
+	} {
+		g, err := l.TakeQuota(key, request.id, perDay, request.cost)
+		switch {
+		case errors.Is(err, limit.ErrConflict):
+			fmt.Println(request.id, "is another request")
+		case err != nil:
+			log.Fatal(err)
+		case g.Replay:
+			fmt.Println(request.id, "was accepted before, used", g.Used)
+		case g.Accepted:
+			fmt.Println(request.id, "is accepted, used", g.Used)
+		default:
+			fmt.Println(request.id, "is denied, used", g.Used)
+		}
+	}
+	// Output:
+	// order-1 is accepted, used 2
+	// order-1 was accepted before, used 2
+	// order-2 is accepted, used 5
+	// order-3 is denied, used 5
+	// order-1 is another request
+}
+
+// The policy of a rolling list can be written down once, under the list's name.
+func ExampleLimiter_Define() {
+	now := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC)
+	l, err := engine.Open("example", &engine.Options{
+		FS:  vfs.NewMem(),
+		Now: func() time.Time { return now },
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	if err := l.Define("mails", limit.Rolling{Limit: 2, Window: time.Minute}); err != nil {
+		log.Fatal(err)
+	}
+
+	mails, err := l.Named("mails")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 5 {
+		a, err := mails.Allow()
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !a.Allowed {
+			fmt.Println("wait", a.Wait)
+			now = now.Add(a.Wait)
+			continue
+		}
+		fmt.Println("send mail", a.Count, "of", a.Limit)
+		now = now.Add(15 * time.Second)
+	}
+	// Output:
+	// send mail 1 of 2
+	// send mail 2 of 2
+	// wait 30s
+	// send mail 2 of 2
+	// send mail 2 of 2
 }

@@ -35,6 +35,8 @@ type List struct {
 // written down once and not at every call. It holds as long as the Limiter is
 // open, and is not kept in the store. To define a name again with the same
 // policy does nothing.
+//
+// Errors: ErrInvalidKey, ErrDefined, limit.ErrInvalid.
 func (l *Limiter) Define(name string, w limit.Rolling) error {
 	if err := checkKey([]byte(name)); err != nil {
 		return err
@@ -44,8 +46,11 @@ func (l *Limiter) Define(name string, w limit.Rolling) error {
 	}
 	l.lists.mu.Lock()
 	defer l.lists.mu.Unlock()
-	if old, ok := l.lists.byName[name]; ok && old.policy != w {
-		return fmt.Errorf("%w: %q", ErrDefined, name)
+	if old, ok := l.lists.byName[name]; ok {
+		if old.policy != w {
+			return fmt.Errorf("%w: %q", ErrDefined, name)
+		}
+		return nil
 	}
 	if l.lists.byName == nil {
 		l.lists.byName = make(map[string]*List)
@@ -54,7 +59,8 @@ func (l *Limiter) Define(name string, w limit.Rolling) error {
 	return nil
 }
 
-// Named returns the list that was defined by this name.
+// Named returns the list that was defined by this name. The error is
+// ErrUndefined if none was.
 func (l *Limiter) Named(name string) (*List, error) {
 	l.lists.mu.RLock()
 	defer l.lists.mu.RUnlock()

@@ -518,10 +518,15 @@ func (tr *trace) reopened() {
 // checkResult compares all that a Result shows.
 func checkResult(t *testing.T, op engine.Op, got, want engine.Result) {
 	t.Helper()
-	if got.Decision != want.Decision || got.Grant != want.Grant || got.Quota != want.Quota ||
-		got.Admission != want.Admission || got.Total != want.Total || got.Stat != want.Stat || !sameError(got.Err, want.Err) {
+	if !sameAnswer(got, want) || !sameError(got.Err, want.Err) {
 		t.Fatalf("%+v = %+v, want %+v", op, got, want)
 	}
+}
+
+// sameAnswer tells whether two results agree in all but their errors.
+func sameAnswer(a, b engine.Result) bool {
+	return a.Decision == b.Decision && a.Grant == b.Grant && a.Quota == b.Quota &&
+		a.Admission == b.Admission && a.Total == b.Total && a.Stat == b.Stat
 }
 
 // sameError tells whether err is want, wraps it or says the same.
@@ -542,7 +547,7 @@ func TestModel(t *testing.T) {
 	seen := map[string]int{}
 	for _, d := range []engine.Durability{engine.Always, engine.Interval, engine.Never} {
 		t.Run(d.String(), func(t *testing.T) {
-			for seed := range uint64(4) {
+			for seed := range uint64(2) {
 				t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, d, seed, seen) })
 			}
 		})
@@ -598,6 +603,7 @@ func runModel(t *testing.T, d engine.Durability, seed uint64, seen map[string]in
 		do(op)
 	}
 	for range 2000 {
+		l.Now() // or what it hasn't seen of the wall, before that goes back, it can't know
 		tr.tick()
 		switch tr.rng.IntN(200) {
 		case 0, 1:

@@ -240,3 +240,133 @@ func TestDenialWritesNothing(t *testing.T) {
 		}
 	})
 }
+
+// TestLooksWriteNothing looks at quotas and lists that are live, expired and
+// absent, cached or not, from tables and from memory, with chunks and without.
+func TestLooksWriteNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 60
+		fs := newWatchedFS()
+		clock := newManualClock(epoch)
+		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now, CacheSize: 16 << 10})
+		q, w := limit.Quota{Limit: 5, Window: 10 * time.Second}, limit.Rolling{Limit: 200, Window: 10 * time.Second}
+		fill := func(first, end int) {
+			var ops []engine.Op
+			for i := first; i < end; i++ {
+				ops = append(ops, engine.Op{Verb: engine.OpTakeQuota, Key: nth(2 * i), ID: "a", Quota: q, N: 2})
+			}
+			for range 150 {
+				for i := first; i < end; i += 5 { // some are long
+					ops = append(ops, engine.Op{Verb: engine.OpAllow, Key: nth(2*i + 1), Rolling: w})
+				}
+				clock.Advance(time.Millisecond)
+				for _, r := range l.Do(ops, nil) {
+					if !r.Grant.Accepted && !r.Admission.Allowed {
+						t.Fatalf("%+v, want it accepted", r)
+					}
+				}
+				ops = ops[:0]
+			}
+		}
+		fill(0, keys/3)
+		compact(t, l)
+		clock.Advance(5 * time.Second)
+		fill(keys/3, 2*keys/3)
+		clock.Advance(5 * time.Second) // the first third has expired
+
+		var ops []engine.Op
+		for i := range keys {
+			ops = append(ops,
+				engine.Op{Verb: engine.OpProbeQuota, Key: nth(2 * i), ID: "a", Quota: q, N: 2},
+				engine.Op{Verb: engine.OpProbeQuota, Key: nth(2 * i), ID: "b", Quota: q, N: 4},
+				engine.Op{Verb: engine.OpQuota, Key: nth(2 * i)},
+				engine.Op{Verb: engine.OpStat, Key: nth(2 * i)},
+				engine.Op{Verb: engine.OpPeek, Key: nth(2*i + 1), Rolling: w},
+				engine.Op{Verb: engine.OpPeek, Key: nth(2*i + 1), Rolling: limit.Rolling{Limit: 9, Window: 5*time.Second + 20*time.Millisecond}},
+				engine.Op{Verb: engine.OpWait, Key: nth(2*i + 1), Rolling: limit.Rolling{Limit: 120, Window: time.Minute}})
+		}
+		fs.quietly(t, l, func() {
+			want := l.Do(ops, nil)
+			for i, r := range call(l, ops, nil) {
+				checkResult(t, ops[i], r, want[i])
+			}
+			for i, r := range viewed(t, l, ops) {
+				checkResult(t, ops[i], r, want[i])
+			}
+			for i, r := range want {
+				key := i / 7
+				live, long := keys/3 <= key && key < 2*keys/3, key%5 == 0
+				var got, want any
+				switch i % 7 {
+				case 0:
+					got, want = r.Grant.Replay, live
+				case 1:
+					got, want = r.Grant.Accepted, !live
+				case 2:
+					got, want = r.Quota.Used == 2, live
+				case 3:
+					got, want = r.Stat.Exists(), live
+				case 4:
+					got, want = r.Admission.Count == 150, live && long
+				case 5:
+					got, want = r.Admission.Count == 20, live && long
+				case 6:
+					// The 31st event is the one to go first, but the list dies earlier.
+					got, want = r.Admission.Wait > 0, live && long
+				}
+				if got != want {
+					t.Errorf("%+v = %+v, want it to be %v", ops[i], r, want)
+				}
+			}
+		})
+	})
+}
+
+// TestReplayWritesNothing repeats requests, and has others denied and events
+// refused.
+func TestReplayWritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := newWatchedFS()
+		clock := newManualClock(epoch)
+		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now})
+		q := limit.Quota{Limit: 5, Window: 10 * time.Second}
+		w, pause := limit.Rolling{Limit: 2, Window: 10 * time.Second}, limit.Rolling{Limit: 2, Window: 10 * time.Second, Pause: true}
+		quota, list, paused := []byte("quota"), []byte("list"), []byte("paused")
+		first := []engine.Op{
+			{Verb: engine.OpTakeQuota, Key: quota, ID: "a", Quota: q, N: 2},
+			{Verb: engine.OpTakeQuota, Key: quota, ID: "b", Quota: q, N: 2},
+			{Verb: engine.OpIncrement, Key: list, Rolling: w, N: 5},
+			{Verb: engine.OpIncrement, Key: paused, Rolling: pause, N: 2},
+			{Verb: engine.OpAllow, Key: paused, Rolling: pause}, // the one failed check that is recorded
+		}
+		for i, r := range l.Do(first, nil) {
+			if r.Err != nil {
+				t.Fatalf("%+v: %v", first[i], r.Err)
+			}
+		}
+		clock.Advance(time.Second)
+		fs.quietly(t, l, func() {
+			for _, c := range []struct {
+				op   engine.Op
+				want engine.Result
+			}{
+				{first[0], engine.Result{Grant: limit.Grant{Accepted: true, Replay: true, Used: 2, Limit: 5, ResetAfter: 9 * time.Second}}},
+				{first[1], engine.Result{Grant: limit.Grant{Accepted: true, Replay: true, Used: 4, Limit: 5, ResetAfter: 9 * time.Second}}},
+				{engine.Op{Verb: engine.OpTakeQuota, Key: quota, ID: "c", Quota: q, N: 2}, engine.Result{Grant: limit.Grant{Used: 4, Limit: 5, ResetAfter: 9 * time.Second}}},
+				{engine.Op{Verb: engine.OpAllow, Key: list, Rolling: w}, engine.Result{Admission: limit.Admission{Count: 2, Limit: 2, Wait: 9 * time.Second}}},
+				{engine.Op{Verb: engine.OpIncrement, Key: list, Rolling: w, N: 3}, engine.Result{Total: 3}},
+				{engine.Op{Verb: engine.OpIncrement, Key: list, Rolling: w}, engine.Result{Total: 2}},
+				{engine.Op{Verb: engine.OpAllow, Key: paused, Rolling: pause}, engine.Result{Admission: limit.Admission{Count: 3, Limit: 2, Wait: 9 * time.Second}}},
+				{engine.Op{Verb: engine.OpIncrement, Key: paused, Rolling: pause, N: 1}, engine.Result{Total: 4}},
+				{engine.Op{Verb: engine.OpAllow, Key: []byte("absent"), Rolling: limit.Rolling{Window: time.Second}}, engine.Result{Admission: limit.Admission{Wait: limit.Never}}},
+				{engine.Op{Verb: engine.OpAllow, Key: []byte("absent"), Rolling: limit.Rolling{Limit: -1, Window: time.Second, Pause: true}}, engine.Result{Admission: limit.Admission{Limit: -1, Wait: limit.Never}}},
+				{engine.Op{Verb: engine.OpIncrement, Key: []byte("absent"), Rolling: w}, engine.Result{}},
+				{engine.Op{Verb: engine.OpStat, Key: []byte("absent")}, engine.Result{}},
+			} {
+				for range 2 {
+					checkResult(t, c.op, l.Do([]engine.Op{c.op}, nil)[0], c.want)
+				}
+			}
+		})
+	})
+}
