@@ -179,8 +179,12 @@ func (li *kindLife) client(rng *rand.Rand) {
 // store is opened in which every request is sent again.
 func TestPowerCutKinds(t *testing.T) {
 	seed := newSeed(t)
-	const lives, cuts = 25, 14
-	for i := range uint64(lives) {
+	const cuts = 14
+	lives := uint64(25)
+	if testing.Short() {
+		lives = 4
+	}
+	for i := range lives {
 		if t.Failed() {
 			break
 		}
