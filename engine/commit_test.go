@@ -230,7 +230,11 @@ func TestAnswersWaitForTheDisk(t *testing.T) {
 // of it becomes visible. What the first of them sees of it is not on disk yet.
 func TestReadersMeetApply(t *testing.T) {
 	inBubble(t, engine.Options{Now: tickingClock()}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
-		const limit, charges = 1 << 20, 10_000
+		const limit = 1 << 20
+		charges := int64(10_000)
+		if testing.Short() {
+			charges = 1000
+		}
 		key := []byte("k")
 		var released atomic.Int64 // charges whose sync was let go
 		view := func() (used int64, err error) {

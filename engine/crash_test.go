@@ -514,7 +514,10 @@ func (li *life) run(n int, check func(cut)) {
 // cut a store is opened and held against what the clients were told before it.
 func TestPowerCut(t *testing.T) {
 	seed := newSeed(t)
-	const lives, cuts = 20, 20
+	lives, cuts := 20, 20
+	if testing.Short() {
+		lives = 6
+	}
 	var took int // cuts that took back what the store had shown
 	for i := range lives {
 		if t.Failed() {
@@ -781,7 +784,10 @@ func TestPowerCutPrefix(t *testing.T) {
 		t.Run(durability.String(), func(t *testing.T) {
 			seed := newSeed(t)
 			lost := 0 // cuts that took back what had been answered
-			const lives, cuts = 4, 20
+			lives, cuts := 4, 20
+			if testing.Short() {
+				lives = 2
+			}
 			for i := range lives {
 				lost += prefixLife(t, seed+uint64(i), durability, cuts)
 			}
