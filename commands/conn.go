@@ -180,6 +180,9 @@ func (c *conn) read() error {
 	if err != nil {
 		return err
 	}
+	if c.end == len(c.buf) {
+		return io.ErrShortBuffer // the parser should have refused the request
+	}
 	n, err := c.nc.Read(c.buf[c.end:])
 	c.end += n
 	c.srv.stats.received.Add(uint64(n))

@@ -104,7 +104,7 @@ func runReset(s *session, _ [][]byte) error {
 }
 
 func runSelect(s *session, args [][]byte) error {
-	index, err := parseInt(args[1])
+	index, err := parseSigned(args[1])
 	if err != nil {
 		return err
 	}

@@ -16,17 +16,18 @@ type Error = resp.Error
 // Errors that more than one command answers. The words are those of Redis
 // where Redis has some.
 const (
-	errSyntax    Error = "ERR syntax error"
-	errInteger   Error = "ERR value is not an integer or out of range"
-	errZeroRate  Error = "ERR zero rates are not supported"
-	errKey       Error = "ERR key is not 1 to 4096 bytes long"
-	errRange     Error = "ERR value is out of range, its result can't be stored"
-	errWrongKind Error = "WRONGTYPE Operation against a key holding the wrong kind of value"
-	errClosed    Error = "ERR the store is closed"
-	errNoAuth    Error = "NOAUTH Authentication required."
-	errWrongPass Error = "WRONGPASS invalid username-password pair or user is disabled."
-	errMemory    Error = "ERR out of buffer memory, too much is being sent or left unread"
-	errClients   Error = "ERR max number of clients reached"
+	errSyntax     Error = "ERR syntax error"
+	errInteger    Error = "ERR value is not an integer or out of range"
+	errZeroRate   Error = "ERR zero rates are not supported"
+	errKey        Error = "ERR key is not 1 to 4096 bytes long"
+	errRange      Error = "ERR value is out of range, its result can't be stored"
+	errWrongKind  Error = "WRONGTYPE Operation against a key holding the wrong kind of value"
+	errUnreadable Error = "ERR the record of the key can't be read: it is damaged, or a newer version wrote it"
+	errClosed     Error = "ERR the store is closed"
+	errNoAuth     Error = "NOAUTH Authentication required."
+	errWrongPass  Error = "WRONGPASS invalid username-password pair or user is disabled."
+	errMemory     Error = "ERR out of buffer memory, too much is being sent or left unread"
+	errClients    Error = "ERR max number of clients reached"
 )
 
 // inWords says in the words of the protocol what went wrong with a call of c,
@@ -57,7 +58,9 @@ func wireError(err error) Error {
 		return errRange
 	case errors.Is(err, engine.ErrClosed):
 		return errClosed
-	case errors.Is(err, engine.ErrStorage), errors.Is(err, engine.ErrCorrupt):
+	case errors.Is(err, engine.ErrCorrupt):
+		return errUnreadable
+	case errors.Is(err, engine.ErrStorage):
 		what := strings.TrimPrefix(err.Error(), "engine: ")
 		return Error("ERR storage: " + strings.TrimPrefix(what, "storage failed: "))
 	}

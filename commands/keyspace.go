@@ -3,7 +3,7 @@ package commands
 import (
 	"bytes"
 	"fmt"
-	"math"
+	"runtime"
 	"slices"
 	"strconv"
 
@@ -25,11 +25,11 @@ const (
 
 	// scanStep is how many keys are looked at between two looks at the bounds.
 	scanStep = 256
-
-	// maxScans is how many commands may read through the keys at once. More
-	// wait for their turn.
-	maxScans = 4
 )
+
+// maxScans returns how many commands may read through the keys at once: all
+// processors but one. More wait for their turn.
+func maxScans() int { return max(1, runtime.GOMAXPROCS(0)-1) }
 
 func keyspaceCommands() []*command {
 	flush := func(name, summary string) *command {
@@ -84,11 +84,9 @@ type scanner struct {
 	kind    []byte // nil: any
 	keys    []byte // as strings of the protocol
 	count   int    // of keys
-	looked  int    // at so many keys
 }
 
 func (sc *scanner) visit(key []byte, stat engine.Stat) {
-	sc.looked++
 	if sc.kind != nil && !equalFold(sc.kind, stat.Kind.String()) {
 		return
 	}
@@ -99,7 +97,7 @@ func (sc *scanner) visit(key []byte, stat engine.Stat) {
 	sc.count++
 }
 
-// scan calls fn with a view of all keys, once fewer than maxScans commands have
+// scan calls fn with a view of all keys, once fewer than maxScans() commands have
 // one.
 func (s *session) scan(fn func(*engine.View) error) error {
 	s.srv.scans <- struct{}{}
@@ -139,11 +137,10 @@ func runScan(s *session, args [][]byte) error {
 	}
 
 	next := int(cursor)
-	want := int(min(count, maxScan))
 	err = s.scan(func(v *engine.View) error {
-		for {
-			next, err = v.Scan(next, min(want-sc.looked, scanStep), sc.visit)
-			if err != nil || next == 0 || sc.looked >= want || len(sc.keys) >= maxScanReply {
+		for left := int(min(count, maxScan)); ; left -= scanStep {
+			next, err = v.Scan(next, min(left, scanStep), sc.visit)
+			if err != nil || next == 0 || left <= scanStep || len(sc.keys) >= maxScanReply {
 				return err
 			}
 		}
@@ -184,9 +181,9 @@ func runKeys(s *session, args [][]byte) error {
 }
 
 func runDBSize(s *session, _ [][]byte) error {
-	n := int64(0)
-	err := s.scan(func(v *engine.View) error {
-		_, err := v.Scan(0, math.MaxInt, func([]byte, engine.Stat) { n++ })
+	var n int64
+	err := s.scan(func(v *engine.View) (err error) {
+		n, err = v.Len()
 		return err
 	})
 	if err != nil {

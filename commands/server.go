@@ -88,7 +88,7 @@ func NewServer(l *engine.Limiter, cfg Config) *Server {
 		password:  newPassword(cfg.Password),
 		table:     newTable(),
 		started:   time.Now(),
-		scans:     make(chan struct{}, maxScans),
+		scans:     make(chan struct{}, maxScans()),
 		listeners: make(map[net.Listener]struct{}),
 		open:      make(map[*conn]struct{}),
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // A round is one atomic batch: the final states of all keys that changed since
-// the round before it was cut, and the mark.
+// the round before it was cut, what changed beside their heads, and the mark.
 type round struct {
 	seq uint64 // 1, 2, 3, …
 
@@ -273,7 +273,7 @@ func (l *Limiter) apply(r *round, mark int64) {
 		rs.acks <- r
 	default:
 		close(r.done)
-		if err == nil {
+		if err == nil { // else Pebble may still hold on to it
 			_ = r.batch.Close()
 		}
 		<-rs.inFlight

@@ -911,3 +911,17 @@ func TestPowerCutWhileOpening(t *testing.T) {
 		fs, _ = cutPower(before, rng)
 	}
 }
+
+// TestPowerCutInNewDirectories cuts the power after a charge in a store whose
+// directory was made together with those above it.
+func TestPowerCutInNewDirectories(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	const dir = "a/b/c/store"
+	if _, err := open(t, dir, engine.Options{FS: fs}).Throttle([]byte("k"), bucket(10), 3); err != nil {
+		t.Fatal(err)
+	}
+	left := fs.CrashClone(vfs.CrashCloneCfg{})
+	if d, err := open(t, dir, engine.Options{FS: left}).Probe([]byte("k"), bucket(10), 0); err != nil || d.Remaining != 7 {
+		t.Errorf("Probe leaves %d, %v, want 7", d.Remaining, err)
+	}
+}

@@ -55,7 +55,7 @@ func (d *disk) Create(name string, category vfs.DiskWriteCategory) (vfs.File, er
 		// Pebble makes a manifest and the marker that names it without a sync
 		// between them, so a power cut could leave the second alone.
 		if strings.HasPrefix(d.PathBase(name), "marker.manifest.") {
-			if err := d.syncDir(d.PathDir(name)); err != nil {
+			if err := syncDir(d.FS, d.PathDir(name)); err != nil {
 				return nil, err
 			}
 		}
@@ -91,8 +91,9 @@ func (d *disk) track(f vfs.File) vfs.File {
 	return t
 }
 
-func (d *disk) syncDir(name string) error {
-	dir, err := d.FS.OpenDir(name)
+// syncDir makes the names in a directory durable.
+func syncDir(fsys vfs.FS, name string) error {
+	dir, err := fsys.OpenDir(name)
 	if err != nil {
 		return err
 	}

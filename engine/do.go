@@ -35,6 +35,9 @@ func (l *Limiter) do(op Op) Result {
 
 // step carries out op, as far as deciding and staging go.
 func (l *Limiter) step(op *Op, r *Result) {
+	if r.Err = checkKey(op.Key); r.Err != nil {
+		return
+	}
 	switch op.Verb {
 	case OpThrottle:
 		r.Err = l.throttle(op, r)

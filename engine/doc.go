@@ -34,9 +34,9 @@
 // anybody was told. Under Interval and Never calls don't wait, and a crash
 // takes back the newest operations, whole ones only.
 //
-// When the disk fails every call under way gets an error that wraps
-// ErrStorage, and so does every later one: a store that can't write is not
-// asked what it holds. The process goes on; open the store again once the disk
+// When a write fails every call under way gets an error that wraps ErrStorage,
+// and so does every later one: a store that can't write is not asked what it
+// holds. The process goes on; open the store again once the disk
 // is mended.
 //
 // # Time

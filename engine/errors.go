@@ -19,13 +19,14 @@ var (
 
 	// ErrCorrupt is returned for a key whose record can't be read: it is
 	// damaged, or a newer version wrote it. Nothing was charged, and other
-	// keys are served as before.
+	// keys are served as before. Reset forgets the key.
 	ErrCorrupt = errors.New("engine: record can't be read")
 
 	// ErrStorage is what every failure of the store wraps. The outcome of the
 	// call that reports it is unknown: it may or may not have been charged.
-	// After the first one the limiter answers nothing else; close it, mend the
-	// disk and open it again.
+	// A failed read concerns that call alone. After the first failed write the
+	// limiter answers nothing else, as Failed and Failure tell; close it, mend
+	// the disk and open it again.
 	ErrStorage = errors.New("engine: storage failed")
 
 	// ErrInUse is returned by Open for a store that another process, or

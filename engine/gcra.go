@@ -1,6 +1,10 @@
 package engine
 
-import "github.com/gabiondb/gabion/engine/limit"
+import (
+	"errors"
+
+	"github.com/gabiondb/gabion/engine/limit"
+)
 
 // Throttle decides whether n events (0..2^63-1) may pass under r, and charges
 // them to key if so. An n of 0 looks only. A denial is not an error: it has
@@ -46,10 +50,12 @@ func (l *Limiter) throttle(op *Op, r *Result) error {
 func throttle(state limit.State, now int64, op *Op, d *limit.Decision) (limit.State, error) {
 	next, decision, err := state.GCRA.Take(now, op.Rate, op.N)
 	switch {
-	case err != nil:
+	case errors.Is(err, limit.ErrInvalid):
 		return state, err
 	case !state.Is(limit.KindGCRA):
 		return state, ErrWrongKind
+	case err != nil:
+		return state, err
 	}
 	*d = decision
 	return limit.State{Kind: limit.KindGCRA, GCRA: next}, nil

@@ -1,11 +1,16 @@
 package engine
 
 import (
+	"errors"
+	"math"
 	"time"
 
 	"github.com/gabiondb/gabion/engine/limit"
 	"github.com/gabiondb/gabion/ttl"
 )
+
+// kindUnreadable is the kind of a key whose record can't be read.
+const kindUnreadable limit.Kind = 255
 
 // statOf describes state, which is live at now or absent.
 func statOf(state limit.State, now int64) Stat {
@@ -36,6 +41,9 @@ func (l *Limiter) Reset(key []byte) (bool, error) {
 
 func (l *Limiter) reset(op *Op, r *Result) error {
 	t, err := l.begin(op.Key)
+	if errors.Is(err, ErrCorrupt) {
+		return l.resetUnreadable(op, r)
+	}
 	if err != nil {
 		return err
 	}
@@ -44,6 +52,26 @@ func (l *Limiter) reset(op *Op, r *Result) error {
 		l.put(&t, limit.State{})
 	}
 	r.round = t.round
+	return nil
+}
+
+// resetUnreadable forgets a key whose record can't be read, with all chunks
+// that it may have. It leaves request records, which can't be found without
+// their window's end; they are no part of any window that opens later.
+func (l *Limiter) resetUnreadable(op *Op, r *Result) error {
+	t := turn{key: op.Key, slice: l.keys.Slice(op.Key), now: l.clock.now()}
+	t.sh = l.shardOf(t.slice)
+	t.sh.mu.Lock()
+	if t.sh.cache.get(op.Key) != nil { // somebody has forgotten it meanwhile
+		t.end()
+		return l.reset(op, r)
+	}
+	defer t.end()
+	l.dropSpan(t.sh,
+		l.keys.AppendChunkKey(nil, t.slice, t.key, 0),
+		l.keys.AppendChunkKey(nil, t.slice, t.key, math.MaxInt64), nil)
+	l.put(&t, limit.State{})
+	r.Stat, r.round = Stat{Kind: kindUnreadable}, t.round
 	return nil
 }
 

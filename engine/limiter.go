@@ -2,10 +2,13 @@ package engine
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine/limit"
 )
 
 // Format is the newest format of a store that this version reads, and the one
@@ -33,13 +36,16 @@ type Limiter struct {
 // makes it if dir is empty or does not exist. A nil opts is the zero Options.
 // Close closes the store again.
 //
-// Errors: ErrInUse, ErrForeign, ErrNewerFormat, or what the file system says.
+// Errors: limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, or what the file system says.
 func Open(dir string, opts *Options) (*Limiter, error) {
 	l := &Limiter{}
 	if opts != nil {
 		l.opts = *opts
 	}
 	l.opts.setDefaults()
+	if err := l.opts.validate(); err != nil {
+		return nil, err
+	}
 	mark, err := l.store.open(dir, &l.opts)
 	if err != nil {
 		return nil, err
@@ -124,6 +130,28 @@ func (l *Limiter) Metrics() Metrics {
 	m.Flushes = p.Flush.Count
 	m.Compactions = p.Compact.Count
 	return m
+}
+
+// validate returns an error that wraps limit.ErrInvalid and names the option
+// that is out of its range, or nil.
+func (o *Options) validate() error {
+	for _, option := range []struct {
+		name            string
+		value, min, max int64
+	}{
+		{"Durability", int64(o.Durability), int64(Always), int64(Never)},
+		{"SyncInterval", int64(o.SyncInterval), 1, math.MaxInt64},
+		{"CacheSize", o.CacheSize, 1, math.MaxInt64},
+		{"BlockCacheSize", o.BlockCacheSize, 1, math.MaxInt64},
+		{"QuotaMaxLimit", o.QuotaMaxLimit, 1, MaxLimit},
+		{"QuotaMaxWindow", int64(o.QuotaMaxWindow), 1, int64(MaxWindow)},
+		{"RollingMaxWindow", int64(o.RollingMaxWindow), 1, int64(MaxWindow)},
+	} {
+		if option.value < option.min || option.value > option.max {
+			return fmt.Errorf("%w: the option %s is %d, outside %d..%d", limit.ErrInvalid, option.name, option.value, option.min, option.max)
+		}
+	}
+	return nil
 }
 
 func (o *Options) setDefaults() {

@@ -105,10 +105,12 @@ func (m *model) throttle(key string, op engine.Op) (limit.Decision, error) {
 	k := m.live(key)
 	next, d, err := k.gcra.Take(m.now, op.Rate, op.N)
 	switch {
-	case err != nil:
+	case errors.Is(err, limit.ErrInvalid):
 		return d, err
 	case k.kind != limit.KindNone && k.kind != limit.KindGCRA:
 		return limit.Decision{}, engine.ErrWrongKind
+	case err != nil:
+		return d, err
 	}
 	if op.Verb == engine.OpThrottle && d.Allowed && op.N > 0 {
 		m.put(key, &modelKey{kind: limit.KindGCRA, deadline: next.Deadline, gcra: next})

@@ -54,7 +54,7 @@ type Result struct {
 
 // Stat describes a key.
 type Stat struct {
-	Kind     limit.Kind    // limit.KindNone for an absent key
+	Kind     limit.Kind    // limit.KindNone for an absent key; one called unknown if the record can't be read
 	Deadline time.Time     // when the key expires, on the engine's clock
 	TTL      time.Duration // how long until then; 0 for an absent key
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -58,9 +59,6 @@ func (v *View) close() {
 
 // viewOf opens a view that shows every change of key that has been staged.
 func (l *Limiter) viewOf(key []byte) (*View, error) {
-	if err := checkKey(key); err != nil {
-		return nil, err
-	}
 	return l.view(l.stagedRound(l.keys.Slice(key), key))
 }
 
@@ -161,10 +159,12 @@ func (v *View) get(key []byte) ([]byte, error) {
 const ScanEnd = codec.Slices
 
 // Scan visits the keys of whole slices, a 65,536th of all keys each, from the
-// slice that cursor (0..ScanEnd-1) numbers, until it has visited count keys or
-// more, and returns the cursor to go on from: 0 at the end. A key that is
-// there all the while, from the first call to the last, is visited exactly
-// once, also when the store is reopened in between. The key is valid during
+// slice that cursor (0..ScanEnd-1) numbers, until it has looked at count
+// records or more, and returns the cursor to go on from: 0 at the end. It looks
+// at records that have expired, too, and does not visit their keys. A key that
+// is there all the while, from the first call to the last, is visited exactly
+// once, also when the store is reopened in between. One whose record can't be
+// read is visited with a kind that is called unknown. The key is valid during
 // the call of visit only.
 func (l *Limiter) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int, err error) {
 	err = l.View(func(v *View) error {
@@ -179,26 +179,26 @@ func (v *View) Scan(cursor, count int, visit func(key []byte, s Stat)) (next int
 	if cursor < 0 || cursor >= ScanEnd {
 		return 0, fmt.Errorf("%w: cursor %d is outside 0..%d", limit.ErrInvalid, cursor, ScanEnd-1)
 	}
-	visited, slice := 0, cursor
+	looked, slice := 0, cursor
 	err = v.heads(cursor, func(s int, head, value []byte) (bool, error) {
-		if s != slice && visited >= count {
+		if s != slice && looked >= count {
 			next = s
 			return false, nil
 		}
 		slice = s
-		state, err := decodeState(head, value)
-		if err != nil {
-			return false, err
+		looked++
+		stat := Stat{Kind: kindUnreadable}
+		if state, err := codec.DecodeState(value); err == nil {
+			stat = statOf(ttl.Live(state, v.now), v.now)
 		}
-		if state = ttl.Live(state, v.now); state.Kind == limit.KindNone {
+		if !stat.Exists() {
 			return true, nil
 		}
 		_, v.key, err = v.l.keys.ParseHead(v.key[:0], head)
 		if err != nil {
 			return false, fmt.Errorf("%w: %q: %w", ErrCorrupt, head, err)
 		}
-		visited++
-		visit(v.key, statOf(state, v.now))
+		visit(v.key, stat)
 		return true, nil
 	})
 	return next, err
@@ -239,12 +239,17 @@ func (v *View) heads(first int, visit func(slice int, head, value []byte) (bool,
 }
 
 // Len counts the live keys. It reads all of them, from one snapshot.
-func (l *Limiter) Len() (int64, error) {
-	var n int64
-	err := l.View(func(v *View) error {
-		_, err := v.Scan(0, int(^uint(0)>>1), func([]byte, Stat) { n++ })
+func (l *Limiter) Len() (n int64, err error) {
+	err = l.View(func(v *View) error {
+		n, err = v.Len()
 		return err
 	})
+	return n, err
+}
+
+// Len is Limiter.Len on the view.
+func (v *View) Len() (n int64, err error) {
+	_, err = v.Scan(0, math.MaxInt, func([]byte, Stat) { n++ })
 	return n, err
 }
 

@@ -244,3 +244,26 @@ func TestResetAllIsSynced(t *testing.T) {
 		})
 	}
 }
+
+// TestScanIsBounded scans a store whose records have nearly all expired. One
+// call looks at no more than it was told and the rest of a slice.
+func TestScanIsBounded(t *testing.T) {
+	clock := newManualClock(epoch)
+	l := open(t, "store", engine.Options{Now: clock.Now})
+	charge(t, l, 0, 5000, limit.PerSecond(10))
+	clock.Advance(time.Hour)
+	charge(t, l, 5000, 5001, limit.PerDay(10))
+	calls, visited := 0, 0
+	for cursor := 0; ; calls++ {
+		next, err := l.Scan(cursor, 10, func([]byte, engine.Stat) { visited++ })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cursor = next; cursor == 0 {
+			break
+		}
+	}
+	if visited != 1 || calls < 300 {
+		t.Errorf("%d calls of Scan(…, 10) have visited %d keys of 1 that is live among 5000", calls, visited)
+	}
+}

@@ -66,11 +66,8 @@ type turn struct {
 	round uint64 // the newest that state can have come from
 }
 
-// begin takes the turn of key. When it fails the turn is not taken.
+// begin takes the turn of key, which is a valid one. When it fails the turn is not taken.
 func (l *Limiter) begin(key []byte) (turn, error) {
-	if err := checkKey(key); err != nil {
-		return turn{}, err
-	}
 	t := turn{key: key, slice: l.keys.Slice(key)}
 	t.sh = l.shardOf(t.slice)
 	t.sh.mu.Lock()

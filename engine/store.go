@@ -42,7 +42,7 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	s.failure.failed = make(chan struct{})
 	log := &logger{log: opts.Logger, failure: &s.failure}
 	fsys := opts.FS
-	if err := fsys.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(fsys, dir); err != nil {
 		return 0, fmt.Errorf("engine: make the store's directory: %w", err)
 	}
 	if fsys == defaultFS {
@@ -87,6 +87,35 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	}
 	mark, err = s.identify(dir)
 	return mark, cmp.Or(s.failure.get(), err)
+}
+
+// makeDir makes dir and the directories above it that are missing, so that a
+// power cut leaves all of them.
+func makeDir(fsys vfs.FS, dir string) error {
+	var made []string // and the one that the first of them is in
+	for at := dir; ; at = fsys.PathDir(at) {
+		_, err := fsys.Stat(at)
+		if err == nil || fsys.PathDir(at) == at {
+			made = append(made, at)
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		made = append(made, at)
+	}
+	if err := fsys.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if len(made) == 1 {
+		return nil
+	}
+	for _, at := range made {
+		if err := syncDir(fsys, at); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // realPath returns the one name of a directory that does not depend on the

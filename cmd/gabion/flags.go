@@ -104,7 +104,8 @@ func (n *sizeFlag) Set(s string) error {
 	return nil
 }
 
-// capFlags are the flags of what quotas and rolling lists may ask for.
+// capFlags are the flags of what quotas and rolling lists may ask for. Those
+// that a verb doesn't have keep their defaults.
 type capFlags struct {
 	quotaMaxLimit  int64
 	quotaMaxWindow time.Duration
@@ -113,27 +114,29 @@ type capFlags struct {
 
 var capNames = []string{"quota-max-limit", "quota-max-window", "roll-max-window"}
 
-func (c *capFlags) add(fs *pflag.FlagSet) {
+func (c *capFlags) addQuota(fs *pflag.FlagSet) {
 	fs.Int64Var(&c.quotaMaxLimit, "quota-max-limit", 10_000, "the largest limit of a quota; up to 2^53-1")
 	fs.DurationVar(&c.quotaMaxWindow, "quota-max-window", 24*time.Hour, "the longest window of a quota; up to 87600h, ten years")
+}
+
+func (c *capFlags) addRolling(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.rollMaxWindow, "roll-max-window", 24*time.Hour, "the longest window of a rolling list; up to 87600h, ten years")
 }
 
 // check refuses values that make no sense.
-func (c *capFlags) check() error {
+func (c *capFlags) check(fs *pflag.FlagSet) error {
 	switch {
-	case c.quotaMaxLimit < 1 || c.quotaMaxLimit > engine.MaxLimit:
+	case fs.Changed("quota-max-limit") && (c.quotaMaxLimit < 1 || c.quotaMaxLimit > engine.MaxLimit):
 		return usagef("--quota-max-limit must be 1 to %d", engine.MaxLimit)
-	case c.quotaMaxWindow < time.Millisecond || c.quotaMaxWindow > engine.MaxWindow:
+	case fs.Changed("quota-max-window") && (c.quotaMaxWindow < time.Millisecond || c.quotaMaxWindow > engine.MaxWindow):
 		return usagef("--quota-max-window must be 1ms to %v", engine.MaxWindow)
-	case c.rollMaxWindow < time.Millisecond || c.rollMaxWindow > engine.MaxWindow:
+	case fs.Changed("roll-max-window") && (c.rollMaxWindow < time.Millisecond || c.rollMaxWindow > engine.MaxWindow):
 		return usagef("--roll-max-window must be 1ms to %v", engine.MaxWindow)
 	}
 	return nil
 }
 
-// set puts the caps into opts; those that were not asked for keep their
-// defaults.
+// set puts the caps into opts.
 func (c *capFlags) set(opts *engine.Options) {
 	opts.QuotaMaxLimit = c.quotaMaxLimit
 	opts.QuotaMaxWindow = c.quotaMaxWindow

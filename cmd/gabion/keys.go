@@ -2,10 +2,14 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gabiondb/gabion/commands"
 )
 
 func getVerb() verb {
@@ -131,6 +135,9 @@ Example:
 					filter = append(filter, "MATCH", *match)
 				}
 				if fs.Changed("type") {
+					if !slices.Contains([]string{"gcra", "quota", "rolling"}, *kind) {
+						return usagef("--type must be gcra, quota or rolling")
+					}
 					filter = append(filter, "TYPE", *kind)
 				}
 				return t.do(p, false, func(d doer) error { return list(p, d, filter, *long) })
@@ -248,6 +255,10 @@ func stat(d doer, key string) (*statJSON, error) {
 // quotaOf returns nil if the window closes while it is asked after.
 func quotaOf(d doer, key string) (*quotaJSON, error) {
 	reply, err := d.Do("QUOTA.GET", key)
+	var refusal commands.Error
+	if errors.As(err, &refusal) && strings.HasPrefix(string(refusal), "WRONGTYPE ") {
+		return nil, nil // it holds something else by now
+	}
 	if err != nil || reply == nil {
 		return nil, err
 	}

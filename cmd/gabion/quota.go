@@ -31,7 +31,7 @@ Example:
 `,
 		flags: func(fs *pflag.FlagSet) action {
 			t := targetFlags(fs)
-			t.caps.add(fs)
+			t.caps.addQuota(fs)
 			exitCode := exitCodeFlag(fs)
 			probe := fs.Bool("probe", false, "tell what the answer would be, and change nothing")
 			return func(p *program, operands []string) error {

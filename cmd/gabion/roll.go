@@ -31,7 +31,7 @@ Example:
 `,
 		flags: func(fs *pflag.FlagSet) action {
 			t := targetFlags(fs)
-			t.caps.add(fs)
+			t.caps.addRolling(fs)
 			pause := fs.Bool("pause", false, "with allow and incr: once a check has failed, stay shut until calls come slower than LIMIT per WINDOW")
 			exitCode := exitCodeFlag(fs)
 			return func(p *program, operands []string) error {

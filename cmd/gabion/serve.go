@@ -67,7 +67,8 @@ Example:
 			fs.DurationVar(&f.syncInterval, "sync-interval", 10*time.Millisecond, "the time between syncs with interval, between writes with never")
 			fs.Var(&f.cacheSize, "cache-size", "the most memory for decoded keys")
 			fs.Var(&f.blockCacheSize, "block-cache-size", "the most memory for blocks of the store's tables")
-			f.caps.add(fs)
+			f.caps.addQuota(fs)
+			f.caps.addRolling(fs)
 			fs.IntVar(&f.maxClients, "max-clients", 10000, "how many connections may be open")
 			fs.Var(&f.maxBuffers, "max-buffers", "the most memory for large requests and unsent replies of all connections")
 			fs.DurationVar(&f.idleTimeout, "idle-timeout", 0, "close a connection that has been silent for so long; 0 never does")
@@ -102,7 +103,7 @@ func (f *serveFlags) check() error {
 	case f.logFormat != "text" && f.logFormat != "json":
 		return usagef("--log-format must be text or json")
 	}
-	return f.caps.check()
+	return f.caps.check(f.set)
 }
 
 func (f *serveFlags) logger(w io.Writer) *slog.Logger {

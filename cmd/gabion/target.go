@@ -95,15 +95,13 @@ func (t *target) check() error {
 			return usagef("--%s is for --addr", name)
 		}
 	}
-	if t.flags.Lookup("quota-max-limit") != nil {
-		for _, name := range capNames {
-			if t.remote() && t.flags.Changed(name) {
-				return usagef("--%s is for --dir: the server has its own", name)
-			}
+	for _, name := range capNames {
+		if t.remote() && t.flags.Changed(name) {
+			return usagef("--%s is for --dir: the server has its own", name)
 		}
-		if err := t.caps.check(); err != nil {
-			return err
-		}
+	}
+	if err := t.caps.check(t.flags); err != nil {
+		return err
 	}
 	if t.dir == "" {
 		return usagef("--dir must not be empty")

@@ -59,6 +59,9 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 			return nil, n, err
 		}
 		if size == 0 {
+			if len(buf)-n >= MaxRequest {
+				return nil, n, errBigRequest
+			}
 			return nil, n, nil
 		}
 		request := buf[n : n+size]

@@ -312,3 +312,15 @@ func BenchmarkParser(b *testing.B) {
 		}
 	}
 }
+
+// TestParserFullRequest has a request reach the largest size while more of it
+// is to come.
+func TestParserFullRequest(t *testing.T) {
+	bulk := resp.MaxRequest - len("*2\r\n$1048560\r\n\r\n")
+	request := fmt.Appendf(nil, "*2\r\n$%d\r\n%s\r\n", bulk, strings.Repeat("x", bulk))
+	request = append(request, strings.Repeat("$", resp.MaxRequest-len(request))...)
+	var p resp.Parser
+	if args, _, err := p.Next(request); err == nil {
+		t.Errorf("Next of %d bytes of a request = %d arguments, want an error", len(request), len(args))
+	}
+}
