@@ -196,7 +196,7 @@ func (e example) check(t *testing.T) {
 		got = codec.AppendIdentity(nil, v)
 		checkIdentity(t, e.bytes, v)
 	case mark:
-		got = codec.AppendMark(nil, int64(v))
+		got = codec.AppendMark(nil, codec.Mark{Now: int64(v)})
 		checkMark(t, e.bytes, int64(v))
 	}
 	if !bytes.Equal(got, e.bytes) {
@@ -230,7 +230,7 @@ func TestAllocations(t *testing.T) {
 	rollingRecord := codec.AppendState(nil, list)
 	chunkValue := codec.AppendChunk(nil, chunk)
 	requestValue := codec.AppendRequest(nil, request)
-	markValue := codec.AppendMark(nil, 1_700_000_000_000_000_001)
+	markValue := codec.AppendMark(nil, codec.Mark{Now: 1_700_000_000_000_000_001})
 	identity := codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: 1})
 	buf := make([]byte, 0, 512)
 	for name, c := range map[string]struct {
@@ -257,7 +257,7 @@ func TestAllocations(t *testing.T) {
 		"DecodeChunk":        {2, func() { codec.DecodeChunk(chunkValue) }}, // the chunk and its runs
 		"AppendRequest":      {0, func() { codec.AppendRequest(buf, request) }},
 		"DecodeRequest":      {0, func() { codec.DecodeRequest(requestValue) }},
-		"AppendMark":         {0, func() { codec.AppendMark(buf, 1_700_000_000_000_000_001) }},
+		"AppendMark":         {0, func() { codec.AppendMark(buf, codec.Mark{Now: 1_700_000_000_000_000_001}) }},
 		"DecodeMark":         {0, func() { codec.DecodeMark(markValue) }},
 		"DecodeIdentity":     {0, func() { codec.DecodeIdentity(identity) }},
 	} {

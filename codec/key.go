@@ -17,6 +17,7 @@ const (
 	tagHead    = 'h'
 	tagMeta    = 'm'
 	tagRequest = 'q'
+	tagSidecar = 's'
 )
 
 // A zero byte of a key is escaped and the end of a key is marked, each by two
@@ -165,13 +166,47 @@ func (k Keyspace) ParseRequestKey(dst, b []byte) (deadline int64, key []byte, id
 	return int64(n), key, string(end), nil
 }
 
+// AppendSidecarKey appends the key of the sidecar of the slices from
+// n*SlicesPerSidecar on.
+func (k Keyspace) AppendSidecarKey(dst []byte, n uint8) []byte {
+	return append(k.appendTag(dst, tagSidecar), n)
+}
+
+// ParseSidecarKey returns the number of the sidecar that lies under b. Errors
+// wrap ErrCorrupt.
+func (k Keyspace) ParseSidecarKey(b []byte) (n uint8, err error) {
+	rest, ok := k.cutTag(b, tagSidecar, 1)
+	if !ok || len(rest) != 1 {
+		return 0, corruptKey(b, "is not that of a sidecar")
+	}
+	return rest[0], nil
+}
+
+// HeadSlices returns the slices that can have heads among the keys from
+// smallest to largest: from first, to just before end.
+func (k Keyspace) HeadSlices(smallest, largest []byte) (first, end int) {
+	return k.slicesBefore(smallest, 0), k.slicesBefore(largest, 1)
+}
+
+// slicesBefore returns how many slices end before b, plus extra if b lies in
+// one.
+func (k Keyspace) slicesBefore(b []byte, extra int) int {
+	if rest, ok := k.cutTag(b, tagHead, 2); ok {
+		return int(binary.BigEndian.Uint16(rest)) + extra
+	}
+	if bytes.Compare(b, k.appendTag(nil, tagHead+1)) < 0 {
+		return 0
+	}
+	return Slices
+}
+
 // StateSpans returns the spans that hold the state of all keys of the user's:
-// the chunks, the heads and the request records, in the order in which they
-// lie. Each reaches from its first bound to just before its second. No meta
-// value is in them. The caller owns them.
+// the chunks, the heads, the request records and the sidecars, in the order in
+// which they lie. Each reaches from its first bound to just before its second.
+// No meta value is in them. The caller owns them.
 func (k Keyspace) StateSpans() [][2][]byte {
 	var spans [][2][]byte
-	for _, tag := range [...]byte{tagChunk, tagHead, tagRequest} {
+	for _, tag := range [...]byte{tagChunk, tagHead, tagRequest, tagSidecar} {
 		spans = append(spans, [2][]byte{k.appendTag(nil, tag), k.appendTag(nil, tag+1)})
 	}
 	return spans

@@ -45,22 +45,38 @@ func DecodeIdentity(b []byte) (Identity, error) {
 	return id, nil
 }
 
-// AppendMark appends the value of the mark: the largest time that a store has
-// seen, in nanoseconds since the Unix epoch. It panics if now is negative.
-func AppendMark(dst []byte, now int64) []byte {
-	if now < 0 {
-		panic("codec: negative mark")
-	}
-	return appendUint(append(dst, Version, codeFixarray|1), uint64(now))
+// Mark is how far a store has come.
+type Mark struct {
+	// Now is the largest time that the store has seen, in nanoseconds since
+	// the Unix epoch, 0..2^63-1.
+	Now int64
+
+	// Clean tells that the store was closed behind this mark, with every
+	// sidecar up to date.
+	Clean bool
 }
 
-// DecodeMark returns the mark that b holds, 0..2^63-1. Errors wrap ErrCorrupt
-// or ErrVersion.
-func DecodeMark(b []byte) (int64, error) {
-	r := open(b)
-	now := r.int()
-	if err := r.finish(); err != nil {
-		return 0, err
+// AppendMark appends the value of m. It panics if Now is negative.
+func AppendMark(dst []byte, m Mark) []byte {
+	if m.Now < 0 {
+		panic("codec: negative mark")
 	}
-	return now, nil
+	if m.Clean {
+		return append(appendUint(append(dst, Version, codeFixarray|2), uint64(m.Now)), 1)
+	}
+	return appendUint(append(dst, Version, codeFixarray|1), uint64(m.Now))
+}
+
+// DecodeMark returns the mark that b holds. Errors wrap ErrCorrupt or
+// ErrVersion.
+func DecodeMark(b []byte) (Mark, error) {
+	r := open(b)
+	m := Mark{Now: r.int()}
+	if r.left > 0 {
+		m.Clean = r.uint() == 1
+	}
+	if err := r.finish(); err != nil {
+		return Mark{}, err
+	}
+	return m, nil
 }

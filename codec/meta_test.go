@@ -74,7 +74,7 @@ func TestDecodeIdentityRefuses(t *testing.T) {
 func TestMarkAgainstLibrary(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := numbers(0, math.MaxInt64).Draw(t, "now")
-		value := codec.AppendMark([]byte("dst"), now)
+		value := codec.AppendMark([]byte("dst"), codec.Mark{Now: now})
 		if string(value[:3]) != "dst" {
 			t.Fatalf("AppendMark made %x of what was in dst", value)
 		}
@@ -94,14 +94,14 @@ func TestMarkAgainstLibrary(t *testing.T) {
 }
 
 func checkMark(t fataler, b []byte, want int64) {
-	if got, err := codec.DecodeMark(b); err != nil || got != want {
-		t.Fatalf("DecodeMark(%x) = %d, %v, want %d", b, got, err, want)
+	if got, err := codec.DecodeMark(b); err != nil || got.Now != want {
+		t.Fatalf("DecodeMark(%x) = %v, %v, want %d", b, got, err, want)
 	}
 }
 
 func checkNotMark(t fataler, b []byte, want error) {
-	if got, err := codec.DecodeMark(b); !errors.Is(err, want) || got != 0 {
-		t.Fatalf("DecodeMark(%x) = %d, %v, want 0, %v", b, got, err, want)
+	if got, err := codec.DecodeMark(b); !errors.Is(err, want) || got != (codec.Mark{}) {
+		t.Fatalf("DecodeMark(%x) = %v, %v, want 0, %v", b, got, err, want)
 	}
 }
 
@@ -121,12 +121,12 @@ func TestDecodeMarkRefuses(t *testing.T) {
 }
 
 func TestAppendMarkRefuses(t *testing.T) {
-	checkPanic(t, "AppendMark(nil, -1)", func() { codec.AppendMark(nil, -1) })
+	checkPanic(t, "AppendMark(nil, -1)", func() { codec.AppendMark(nil, codec.Mark{Now: -1}) })
 }
 
 func BenchmarkAppendMark(b *testing.B) {
 	var buf []byte
 	for b.Loop() {
-		buf = codec.AppendMark(buf[:0], 1_700_000_000_000_000_001)
+		buf = codec.AppendMark(buf[:0], codec.Mark{Now: 1_700_000_000_000_000_001})
 	}
 }

@@ -45,6 +45,18 @@ func DecodeState(b []byte) (limit.State, error) {
 	return s, nil
 }
 
+// DecodeDeadline returns the deadline of the record b, which may be of any kind.
+// It reads no further, so DecodeState may still refuse the record. Errors wrap
+// ErrCorrupt or ErrVersion.
+func DecodeDeadline(b []byte) (int64, error) {
+	r := open(b)
+	deadline := r.int()
+	if r.err == nil && deadline == 0 {
+		r.fail("no deadline")
+	}
+	return deadline, r.err
+}
+
 // appendRecord begins a record with so many fields, deadline and kind included.
 func appendRecord(dst []byte, fields byte, deadline int64, kind limit.Kind) []byte {
 	dst = append(dst, Version, codeFixarray|fields)

@@ -248,7 +248,7 @@ func (l *Limiter) apply(r *round, mark int64) {
 	if n := r.batch.Count(); n > 0 {
 		rs.count.Add(1)
 		rs.writes.Add(uint64(n))
-		_ = r.batch.Set(l.markKey, codec.AppendMark(nil, mark), nil)
+		_ = r.batch.Set(l.markKey, codec.AppendMark(nil, codec.Mark{Now: mark}), nil)
 	} else {
 		_ = r.batch.LogData(nil, nil) // a barrier behind what was applied before
 	}

@@ -132,8 +132,8 @@ func (c *checker) record(key, value []byte) error {
 		return err
 	case string(keys.AppendMeta(nil, codec.MetaMark)):
 		mark, err := codec.DecodeMark(value)
-		if err == nil && mark > c.now {
-			return fmt.Errorf("the mark %d lies in the future", mark)
+		if err == nil && mark.Now > c.now {
+			return fmt.Errorf("the mark %d lies in the future", mark.Now)
 		}
 		return err
 	}

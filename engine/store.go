@@ -212,10 +212,11 @@ func (s *store) identify(dir string) (mark int64, err error) {
 		return 0, storageError(err)
 	}
 	defer closer.Close()
-	if mark, err = codec.DecodeMark(value); err != nil {
+	m, err := codec.DecodeMark(value)
+	if err != nil {
 		return 0, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
 	}
-	return mark, nil
+	return m.Now, nil
 }
 
 // create writes the identity of a new store.

@@ -81,7 +81,7 @@ func storedMark(t testing.TB, l *engine.Limiter) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return mark
+	return mark.Now
 }
 
 // metaKey returns the key of a meta value in a store of its own.
