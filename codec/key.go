@@ -182,6 +182,12 @@ func (k Keyspace) ParseSidecarKey(b []byte) (n uint8, err error) {
 	return rest[0], nil
 }
 
+// SidecarBounds returns the span of all sidecars: from lower, to just before
+// upper. The caller owns both.
+func (k Keyspace) SidecarBounds() (lower, upper []byte) {
+	return k.appendTag(nil, tagSidecar), k.appendTag(nil, tagSidecar+1)
+}
+
 // HeadSlices returns the slices that can have heads among the keys from
 // smallest to largest: from first, to just before end.
 func (k Keyspace) HeadSlices(smallest, largest []byte) (first, end int) {

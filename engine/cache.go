@@ -19,6 +19,10 @@ type entry struct {
 	// that was being applied then. An answer that rests on state waits for it.
 	round uint64
 
+	// stored is the deadline in the record that the rounds cut so far have
+	// left of the key; 0 if they have left none.
+	stored int64
+
 	bytes int64 // what it counts for in its cache
 }
 
@@ -46,6 +50,10 @@ type cache struct {
 	hand     int
 	bytes    int64
 	capacity int64
+
+	// evicted is the newest round that the state of an entry that is gone can
+	// have come from. What is not in the cache has not changed since.
+	evicted uint64
 
 	hits, misses uint64
 }
@@ -110,6 +118,7 @@ func (c *cache) evict(i int) {
 	c.ring = c.ring[:last]
 	delete(c.entries, e.key)
 	c.bytes -= e.bytes
+	c.evicted = max(c.evicted, e.round)
 }
 
 // clear drops all entries.

@@ -56,6 +56,14 @@ func (c *clock) now() int64 {
 	return addSaturating(c.base, elapsed+c.slept.Load())
 }
 
+// readWall returns the time on the wall clock, of which now knows nothing.
+func (c *clock) readWall() int64 {
+	if c.wall != nil {
+		return unixNano(c.wall())
+	}
+	return unixNano(time.Now())
+}
+
 // raise sets v to x if that is more, and returns what it then is.
 func raise(v *atomic.Int64, x int64) int64 {
 	for {

@@ -22,6 +22,10 @@ type round struct {
 	// set under the mutex of any shard, and read under those of all.
 	sync bool
 
+	// clean is whether the round is the last, and leaves every sidecar up to
+	// date.
+	clean bool
+
 	batch   *pebble.Batch
 	applied chan struct{} // closed when the batch is visible, or has failed
 	done    chan struct{} // closed when a synced round is on disk, or has failed
@@ -104,14 +108,14 @@ func (l *Limiter) stage(sh *shard, e *entry, now int64) {
 	sh.mark = max(sh.mark, now)
 }
 
-// besideOf returns the batch that takes one change beside the heads of sh.
-// Whoever calls it holds sh.mu.
-func (l *Limiter) besideOf(sh *shard) *pebble.Batch {
-	if sh.beside == nil {
-		sh.beside = l.db.NewBatch()
+// staging returns the batch of a shard's that takes one change beside its
+// heads. Whoever calls it holds the shard's mutex.
+func (l *Limiter) staging(batch **pebble.Batch) *pebble.Batch {
+	if *batch == nil {
+		*batch = l.db.NewBatch()
 	}
 	l.rounds.grow()
-	return sh.beside
+	return *batch
 }
 
 // layerOf returns the layer of sh's overlay for the open round. Whoever calls
@@ -161,6 +165,7 @@ func (l *Limiter) run() {
 			due = nil
 			l.commit(l.opts.Durability == Interval)
 		case <-rs.stop:
+			l.putSidecars()
 			l.commit(true)
 			return
 		}
@@ -222,7 +227,9 @@ func (l *Limiter) commit(sync bool) {
 
 // drain moves what is staged in sh to b. Whoever calls it holds sh.mu.
 func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
+	drainBatch(sh.purged, b)
 	for i, e := range sh.staged {
+		sh.count(e)
 		sh.key = l.keys.AppendHead(sh.key[:0], e.slice, []byte(e.key))
 		if e.state.Kind == limit.KindNone {
 			_ = b.Delete(sh.key, nil) // an open batch takes everything
@@ -234,21 +241,26 @@ func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
 		sh.staged[i] = nil
 	}
 	sh.staged = sh.staged[:0]
-	if sh.beside != nil && !sh.beside.Empty() {
-		_ = b.Apply(sh.beside, nil)
-		sh.beside.Reset()
-	}
+	drainBatch(sh.beside, b)
 	sh.overlay.prune(l.rounds.applied.Load())
+}
+
+// drainBatch moves what is staged in from, which may be nil, to b.
+func drainBatch(from, b *pebble.Batch) {
+	if from != nil && !from.Empty() {
+		_ = b.Apply(from, nil)
+		from.Reset()
+	}
 }
 
 // apply makes r visible and hands it on to ack, if it is to be synced. Whoever
 // calls it holds commitMu and a token of inFlight.
 func (l *Limiter) apply(r *round, mark int64) {
 	rs := &l.rounds
-	if n := r.batch.Count(); n > 0 {
+	if n := r.batch.Count(); n > 0 || r.clean {
 		rs.count.Add(1)
 		rs.writes.Add(uint64(n))
-		_ = r.batch.Set(l.markKey, codec.AppendMark(nil, codec.Mark{Now: mark}), nil)
+		_ = r.batch.Set(l.markKey, codec.AppendMark(nil, codec.Mark{Now: mark, Clean: r.clean}), nil)
 	} else {
 		_ = r.batch.LogData(nil, nil) // a barrier behind what was applied before
 	}

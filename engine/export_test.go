@@ -66,7 +66,7 @@ func (l *Limiter) Check() error {
 			return fmt.Errorf("%q: %w", it.Key(), err)
 		}
 	}
-	return errors.Join(it.Error(), c.agree(), l.checkCaches())
+	return errors.Join(it.Error(), c.agree(), l.checkCaches(), l.checkSidecars())
 }
 
 // checkCaches tells whether the caches hold what the store does, and count the
@@ -135,6 +135,10 @@ func (c *checker) record(key, value []byte) error {
 		if err == nil && mark.Now > c.now {
 			return fmt.Errorf("the mark %d lies in the future", mark.Now)
 		}
+		return err
+	}
+	if _, err := keys.ParseSidecarKey(key); err == nil {
+		_, err = codec.DecodeSidecar(value)
 		return err
 	}
 	if deadline, user, _, err := keys.ParseRequestKey(nil, key); err == nil {

@@ -80,6 +80,7 @@ func everyCall(t *testing.T, l *engine.Limiter) map[string]error {
 		"View":     l.View(func(*engine.View) error { return nil }),
 		"ResetAll": l.ResetAll(),
 		"Sync":     l.Sync(),
+		"Purge":    l.Purge(t.Context()),
 	}
 	_, errs["Throttle"] = l.Throttle(key, rate, 1)
 	_, errs["Probe"] = l.Probe(key, rate, 1)

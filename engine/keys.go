@@ -5,6 +5,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"github.com/gabiondb/gabion/engine/limit"
 	"github.com/gabiondb/gabion/ttl"
 )
@@ -67,10 +69,11 @@ func (l *Limiter) resetUnreadable(op *Op, r *Result) error {
 		return l.reset(op, r)
 	}
 	defer t.end()
-	l.dropSpan(t.sh,
+	l.dropSpan(&t.sh.beside,
 		l.keys.AppendChunkKey(nil, t.slice, t.key, 0),
 		l.keys.AppendChunkKey(nil, t.slice, t.key, math.MaxInt64), nil)
 	l.put(&t, limit.State{})
+	t.sh.sidecarOf(t.slice).exact = false // it may have counted the record
 	r.Stat, r.round = Stat{Kind: kindUnreadable}, t.round
 	return nil
 }
@@ -106,11 +109,16 @@ func (l *Limiter) resetAll() *round {
 		sh := &l.shards[i]
 		clear(sh.staged)
 		sh.staged = sh.staged[:0]
-		if sh.beside != nil {
-			sh.beside.Reset()
+		for _, batch := range []*pebble.Batch{sh.purged, sh.beside} {
+			if batch != nil {
+				batch.Reset()
+			}
 		}
 		sh.overlay = nil
 		sh.cache.clear()
+		for j := range sh.sidecars {
+			sh.sidecars[j].clear(now)
+		}
 	}
 	r := rs.open
 	r.sync = r.sync || l.opts.Durability == Always

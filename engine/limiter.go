@@ -2,13 +2,17 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"github.com/gabiondb/gabion/codec"
 	"github.com/gabiondb/gabion/engine/limit"
+	"github.com/gabiondb/gabion/ttl"
 )
 
 // Format is the newest format of a store that this version reads, and the one
@@ -26,8 +30,11 @@ type Limiter struct {
 	calls  calls
 	shards [shardCount]shard
 	rounds rounds
+	purger purger
+	views  openViews
 
 	markKey []byte
+	clean   bool // nothing has changed since the sidecars were last up to date
 
 	lists lists
 }
@@ -46,22 +53,48 @@ func Open(dir string, opts *Options) (*Limiter, error) {
 	if err := l.opts.validate(); err != nil {
 		return nil, err
 	}
-	mark, err := l.store.open(dir, &l.opts)
+	p := &l.purger
+	p.wake, p.stop = make(chan struct{}, 1), make(chan struct{})
+	mark, err := l.store.open(dir, &l.opts, p.tablesWritten(l.keys))
 	if err != nil {
 		return nil, err
 	}
-	l.keys = codec.Keyspace{Seed: l.store.seed}
+	l.keys.Seed = l.store.seed
+	if err := l.start(mark); err != nil {
+		return nil, errors.Join(err, l.store.close())
+	}
+	return l, nil
+}
+
+// start sets l going on the store that it has, which was left at mark.
+func (l *Limiter) start(mark codec.Mark) error {
 	l.markKey = l.keys.AppendMeta(nil, codec.MetaMark)
-	l.clock = newClock(l.opts.Now, mark)
+	l.clock = newClock(l.opts.Now, mark.Now)
+	l.clean = mark.Clean
 	l.calls.idle = make(chan struct{}, 1)
 	for i := range l.shards {
 		l.shards[i].cache = newCache(l.opts.CacheSize / shardCount)
+		l.shards[i].mark = mark.Now
+	}
+	if err := l.loadSidecars(mark.Clean); err != nil {
+		return err
+	}
+	base := l.clock.now()
+	l.purger.horizon = ttl.Horizon{
+		Mark:    cmp.Or(mark.Now, base), // without a mark there is nothing that a clock could endanger
+		Base:    base,
+		Ahead:   l.opts.PurgeAhead,
+		Confirm: l.opts.PurgeConfirm,
 	}
 	l.rounds.init()
 	l.rounds.stopped.Add(2)
 	go l.run()
 	go l.ack()
-	return l, nil
+	if !l.opts.NoPurge {
+		l.purger.stopped.Add(1)
+		go l.purge()
+	}
+	return nil
 }
 
 // Close waits for the calls under way, syncs what they have changed, whatever
@@ -72,11 +105,15 @@ func (l *Limiter) Close() error {
 	if !l.calls.close() {
 		return ErrClosed
 	}
+	close(l.purger.stop)
+	l.purger.stopped.Wait()
 	close(l.rounds.stop)
 	l.rounds.stopped.Wait()
 	for i := range l.shards {
-		if b := l.shards[i].beside; b != nil {
-			_ = b.Close()
+		for _, b := range []*pebble.Batch{l.shards[i].purged, l.shards[i].beside} {
+			if b != nil {
+				_ = b.Close()
+			}
 		}
 	}
 	err := l.store.close()
@@ -102,8 +139,28 @@ type Metrics struct {
 	CacheEntries int64
 	CacheBytes   int64 // of Options.CacheSize
 	DiskBytes    uint64
-	Flushes      int64 // of memtables to tables
-	Compactions  int64
+
+	// What there is to purge: Records counts those on disk, expired ones too,
+	// and Expired the expired ones. Both are estimates: the sidecars tell when
+	// a record falls due to a quarter of the time that it had to go when they
+	// were last made, and after a crash they guess until they were made anew.
+	Records, Expired int64
+
+	// Backlog is how many of the expired records the purge would see to at
+	// once, if it had the time: the rest is not worth it yet.
+	Backlog int64
+
+	Purged      uint64    // records deleted because they had expired
+	PurgedBytes uint64    // their size, keys included
+	PurgePasses uint64    // passes over the slices of a sidecar
+	LastPurge   time.Time // when the last of them ended; zero if none has
+
+	// OldestView is how long the oldest view that is open has been. As long as
+	// it is, what is deleted keeps its space.
+	OldestView time.Duration
+
+	Flushes     int64 // of memtables to tables
+	Compactions int64
 }
 
 // Metrics returns the limiter's metrics; zeros when it is closed.
@@ -116,6 +173,7 @@ func (l *Limiter) Metrics() Metrics {
 		Rounds: l.rounds.count.Load(),
 		Writes: l.rounds.writes.Load(),
 	}
+	now := l.clock.now()
 	for i := range l.shards {
 		sh := &l.shards[i]
 		sh.mu.Lock()
@@ -123,8 +181,24 @@ func (l *Limiter) Metrics() Metrics {
 		m.CacheMisses += sh.cache.misses
 		m.CacheEntries += int64(len(sh.cache.ring))
 		m.CacheBytes += sh.cache.bytes
+		for j := range sh.sidecars {
+			sum := &sh.sidecars[j].sum
+			due := sum.Due(now)
+			m.Records += sum.Records()
+			m.Expired += due
+			if sum.Worth(now, l.opts.PurgeWait) {
+				m.Backlog += due
+			}
+		}
 		sh.mu.Unlock()
 	}
+	m.Purged = l.purger.dropped.Load()
+	m.PurgedBytes = l.purger.reclaimed.Load()
+	m.PurgePasses = l.purger.passes.Load()
+	if last := l.purger.last.Load(); last != 0 {
+		m.LastPurge = time.Unix(0, last)
+	}
+	m.OldestView = l.views.oldest()
 	p := l.db.Metrics()
 	m.DiskBytes = p.DiskSpaceUsage()
 	m.Flushes = p.Flush.Count
@@ -146,6 +220,10 @@ func (o *Options) validate() error {
 		{"QuotaMaxLimit", o.QuotaMaxLimit, 1, MaxLimit},
 		{"QuotaMaxWindow", int64(o.QuotaMaxWindow), 1, int64(MaxWindow)},
 		{"RollingMaxWindow", int64(o.RollingMaxWindow), 1, int64(MaxWindow)},
+		{"PurgePace", o.PurgePace, 1, math.MaxInt64},
+		{"PurgeWait", int64(o.PurgeWait), 1, math.MaxInt64},
+		{"PurgeAhead", int64(o.PurgeAhead), 1, math.MaxInt64},
+		{"PurgeConfirm", int64(o.PurgeConfirm), 1, math.MaxInt64},
 	} {
 		if option.value < option.min || option.value > option.max {
 			return fmt.Errorf("%w: the option %s is %d, outside %d..%d", limit.ErrInvalid, option.name, option.value, option.min, option.max)
@@ -158,6 +236,10 @@ func (o *Options) setDefaults() {
 	o.QuotaMaxLimit = cmp.Or(o.QuotaMaxLimit, 10_000)
 	o.QuotaMaxWindow = cmp.Or(o.QuotaMaxWindow, 24*time.Hour)
 	o.RollingMaxWindow = cmp.Or(o.RollingMaxWindow, 24*time.Hour)
+	o.PurgePace = cmp.Or(o.PurgePace, 2_000_000)
+	o.PurgeWait = cmp.Or(o.PurgeWait, 10*time.Minute)
+	o.PurgeAhead = cmp.Or(o.PurgeAhead, 48*time.Hour)
+	o.PurgeConfirm = cmp.Or(o.PurgeConfirm, 10*time.Minute)
 	o.SyncInterval = cmp.Or(o.SyncInterval, 10*time.Millisecond)
 	o.CacheSize = cmp.Or(o.CacheSize, 256<<20)
 	o.BlockCacheSize = cmp.Or(o.BlockCacheSize, 64<<20)

@@ -77,6 +77,28 @@ type Options struct {
 	// 24 hours; up to MaxWindow is possible.
 	RollingMaxWindow time.Duration
 
+	// NoPurge leaves what has expired on disk, where only calls of Purge and
+	// Compact remove it. That changes no answer.
+	NoPurge bool
+
+	// PurgePace is how many records a second the purge looks at, at most. The
+	// default is 2,000,000.
+	PurgePace int64
+
+	// PurgeWait is the longest that an expired record stays before the purge
+	// deletes it, as long as PurgePace suffices. Most go much sooner: as soon
+	// as a quarter of those around them has expired. The default is 10 minutes.
+	PurgeWait time.Duration
+
+	// PurgeAhead and PurgeConfirm bound what a wall clock that is wrong when
+	// the store is opened can have the purge delete. It deletes what was over
+	// PurgeAhead after the newest time that the store has seen, plus the time
+	// since it was opened; and anything that is over once the wall clock has
+	// been within a second of the engine's for PurgeConfirm. The defaults are
+	// 48 hours and 10 minutes.
+	PurgeAhead   time.Duration
+	PurgeConfirm time.Duration
+
 	// Now is the wall clock. The default is time.Now together with the
 	// system's monotonic clock: see the package comment. One that is set here
 	// is read for every operation and may be stepped at will; going back, it

@@ -1,6 +1,9 @@
 package engine
 
-import "github.com/gabiondb/gabion/engine/limit"
+import (
+	"github.com/gabiondb/gabion/engine/limit"
+	"github.com/gabiondb/gabion/ttl"
+)
 
 // overlay is what a shard has staged beside heads, request records and chunks,
 // and what the store may not show yet: by round, the oldest first. It is
@@ -12,6 +15,15 @@ type layer struct {
 	round   uint64
 	windows map[string]stagedWindow   // by what the keys of their requests begin with
 	chunks  map[string][]*limit.Chunk // by the keys of their lists
+	purged  []purgedSlices
+}
+
+// purgedSlices tells that of the slices from first to just before end all
+// records that were over at horizon are deleted, but for those that changed
+// meanwhile: they are in the cache.
+type purgedSlices struct {
+	first, end int
+	horizon    int64
 }
 
 // stagedWindow is what one round holds of one window of a quota.
@@ -85,6 +97,23 @@ func (o overlay) chunksIn(key []byte, span limit.Span) (ordinals []int64) {
 		}
 	}
 	return ordinals
+}
+
+// hasPurged tells whether the record with this deadline, which the store has
+// shown of a key in slice that is not in the cache, is deleted by a round that
+// comes after applied.
+func (o overlay) hasPurged(applied uint64, slice uint16, deadline int64) bool {
+	for _, y := range o {
+		if y.round <= applied {
+			continue
+		}
+		for _, p := range y.purged {
+			if p.first <= int(slice) && int(slice) < p.end && ttl.Expired(deadline, p.horizon) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (y *layer) addRequest(window []byte, id string, r limit.Request) {

@@ -138,7 +138,7 @@ func (l *Limiter) putRequest(t *turn, id string, r limit.Request) {
 	sh := t.sh
 	sh.key = l.keys.AppendRequestKey(sh.key[:0], t.entry.state.Quota.Deadline, t.key, id)
 	sh.value = codec.AppendRequest(sh.value[:0], r)
-	_ = l.besideOf(sh).Set(sh.key, sh.value, nil)
+	_ = l.staging(&sh.beside).Set(sh.key, sh.value, nil)
 	l.layerOf(sh).addRequest(sh.key[:len(sh.key)-len(id)], id, r)
 }
 
@@ -146,7 +146,7 @@ func (l *Limiter) putRequest(t *turn, id string, r limit.Request) {
 // at deadline.
 func (l *Limiter) dropRequests(t *turn, deadline int64) {
 	lower, upper := l.keys.RequestBounds(deadline, t.key)
-	l.dropSpan(t.sh, lower, upper, t.sh.overlay.requestKeys(nil, lower))
+	l.dropSpan(&t.sh.beside, lower, upper, t.sh.overlay.requestKeys(nil, lower))
 	l.layerOf(t.sh).clearRequests(lower)
 }
 

@@ -32,8 +32,8 @@ type View struct {
 	key  []byte // scratch of Scan, whose visit may read others
 }
 
-// views holds views that are closed, for their scratch.
-var views = sync.Pool{New: func() any { return new(View) }}
+// closedViews holds views for their scratch.
+var closedViews = sync.Pool{New: func() any { return new(View) }}
 
 // view opens a view on the store as it is when all rounds up to applied are
 // visible. The clock is read after it.
@@ -45,7 +45,7 @@ func (l *Limiter) view(applied uint64) (*View, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStorage, err)
 	}
-	v := views.Get().(*View)
+	v := closedViews.Get().(*View)
 	v.l, v.it, v.round, v.now = l, it, l.rounds.applying.Load(), l.clock.now()
 	return v, nil
 }
@@ -54,7 +54,7 @@ func (v *View) close() {
 	// An error of the iterator has been returned by whoever met it.
 	_ = v.it.Close()
 	v.l, v.it = nil, nil
-	views.Put(v)
+	closedViews.Put(v)
 }
 
 // viewOf opens a view that shows every change of key that has been staged.
@@ -91,12 +91,46 @@ func (l *Limiter) View(fn func(*View) error) error {
 		return err
 	}
 	defer v.close()
+	defer l.views.add()()
 	if l.opts.Durability == Always {
 		if err := l.waitDurable(v.round); err != nil {
 			return err
 		}
 	}
 	return fn(v)
+}
+
+// openViews knows since when the views are open that run functions of a
+// caller's. Others are over before anybody could look.
+type openViews struct {
+	mu    sync.Mutex
+	since map[*time.Time]struct{} // monotonic readings
+}
+
+// add notes that a view was opened, and returns what notes that it was closed.
+func (o *openViews) add() (closed func()) {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.since == nil {
+		o.since = make(map[*time.Time]struct{})
+	}
+	o.since[&now] = struct{}{}
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.since, &now)
+	}
+}
+
+// oldest returns how long the oldest view has been open; 0 if there is none.
+func (o *openViews) oldest() (age time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for since := range o.since {
+		age = max(age, time.Since(*since))
+	}
+	return age
 }
 
 // newestStaged returns the newest round that has something staged in it.

@@ -75,7 +75,7 @@ func (l *Limiter) record(op *Op, r *Result) error {
 		}
 		return nil
 	}
-	l.dropChunks(&t, change.Dead)
+	l.dropChunks(t.sh, &t.sh.beside, t.slice, t.key, change.Dead)
 	if t.state.Kind == limit.KindRolling {
 		*t.state.Rolling = next
 		l.put(&t, t.state)
@@ -161,26 +161,27 @@ func (l *Limiter) putChunk(t *turn, c *limit.Chunk) {
 	sh := t.sh
 	sh.key = l.keys.AppendChunkKey(sh.key[:0], t.slice, t.key, c.Runs[0].Ordinal)
 	sh.value = codec.AppendChunk(sh.value[:0], c)
-	_ = l.besideOf(sh).Set(sh.key, sh.value, nil)
+	_ = l.staging(&sh.beside).Set(sh.key, sh.value, nil)
 	l.layerOf(sh).addChunk(t.key, c)
 }
 
-// dropChunks stages the end of the chunks in span.
-func (l *Limiter) dropChunks(t *turn, span limit.Span) {
+// dropChunks stages the end of the chunks in span, of the list under key. It
+// goes into batch, one of the shard's. It returns how many chunks it is.
+func (l *Limiter) dropChunks(sh *shard, batch **pebble.Batch, slice uint16, key []byte, span limit.Span) int {
 	if span.Empty() {
-		return
+		return 0
 	}
-	lower := l.keys.AppendChunkKey(nil, t.slice, t.key, span.From)
+	lower := l.keys.AppendChunkKey(nil, slice, key, span.From)
 	if span.Single {
-		_ = l.besideOf(t.sh).Delete(lower, nil)
-		return
+		_ = l.staging(batch).Delete(lower, nil)
+		return 1
 	}
-	upper := l.keys.AppendChunkKey(nil, t.slice, t.key, span.To)
+	upper := l.keys.AppendChunkKey(nil, slice, key, span.To)
 	var staged [][]byte
-	for _, ordinal := range t.sh.overlay.chunksIn(t.key, span) {
-		staged = append(staged, l.keys.AppendChunkKey(nil, t.slice, t.key, ordinal))
+	for _, ordinal := range sh.overlay.chunksIn(key, span) {
+		staged = append(staged, l.keys.AppendChunkKey(nil, slice, key, ordinal))
 	}
-	l.dropSpan(t.sh, lower, upper, staged)
+	return l.dropSpan(batch, lower, upper, staged)
 }
 
 // Peek counts the events in key's rolling list that were live at the instant

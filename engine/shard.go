@@ -33,6 +33,12 @@ type shard struct {
 	beside  *pebble.Batch
 	overlay overlay
 
+	// purged is what has been staged since the last cut of the end of expired
+	// keys, and of their sidecars. It goes before all else, so that it takes
+	// nothing from a key that has begun anew.
+	purged   *pebble.Batch
+	sidecars [sidecarsPerShard]sidecar
+
 	key, value []byte // scratch
 
 	_ [64]byte // keeps the mutexes of neighbours out of one cache line
@@ -73,14 +79,16 @@ func (l *Limiter) begin(key []byte) (turn, error) {
 	t.sh.mu.Lock()
 	if t.entry = t.sh.cache.get(key); t.entry == nil {
 		t.sh.key = l.keys.AppendHead(t.sh.key[:0], t.slice, key)
+		applied := l.rounds.applied.Load()
 		state, err := l.get(t.sh.key)
 		t.round = l.rounds.applying.Load()
 		if err != nil {
 			t.sh.mu.Unlock()
 			return turn{}, err
 		}
-		if state.Kind != limit.KindNone {
+		if state.Kind != limit.KindNone && !t.sh.overlay.hasPurged(applied, t.slice, state.Deadline()) {
 			t.entry = l.cacheEntry(&t, state)
+			t.entry.stored = state.Deadline()
 		}
 	}
 	if t.entry != nil {
@@ -116,7 +124,7 @@ func (l *Limiter) dropBeside(t *turn) {
 			l.dropRequests(t, old.Quota.Deadline)
 		}
 	case limit.KindRolling:
-		l.dropChunks(t, old.Rolling.Chunks())
+		l.dropChunks(t.sh, &t.sh.beside, t.slice, t.key, old.Rolling.Chunks())
 	}
 }
 
@@ -126,8 +134,9 @@ func (l *Limiter) dropBeside(t *turn) {
 const maxPointDeletes = 256
 
 // dropSpan stages the deletion of all keys from lower to just before upper:
-// those that the store shows and those that are staged.
-func (l *Limiter) dropSpan(sh *shard, lower, upper []byte, staged [][]byte) {
+// those that the store shows and those that are staged. It goes into batch, one
+// of the shard's, and returns how many keys it is, if they are counted.
+func (l *Limiter) dropSpan(batch **pebble.Batch, lower, upper []byte, staged [][]byte) int {
 	keys := staged
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err == nil {
@@ -138,12 +147,13 @@ func (l *Limiter) dropSpan(sh *shard, lower, upper []byte, staged [][]byte) {
 	}
 	// A span that can't be read can still be deleted.
 	if err != nil || len(keys) > maxPointDeletes {
-		_ = l.besideOf(sh).DeleteRange(lower, upper, nil)
-		return
+		_ = l.staging(batch).DeleteRange(lower, upper, nil)
+		return len(keys)
 	}
 	for _, key := range keys {
-		_ = l.besideOf(sh).Delete(key, nil)
+		_ = l.staging(batch).Delete(key, nil)
 	}
+	return len(keys)
 }
 
 func (t *turn) end() { t.sh.mu.Unlock() }

@@ -37,18 +37,19 @@ type store struct {
 const slowDisk = 5 * time.Second
 
 // open opens the store in dir and returns its mark. When it fails nothing is
-// left open.
-func (s *store) open(dir string, opts *Options) (mark int64, err error) {
+// left open. Pebble calls written with the tables that it has flushed or
+// compacted.
+func (s *store) open(dir string, opts *Options, written func(tables []pebble.TableInfo, flushed bool)) (mark codec.Mark, err error) {
 	s.failure.failed = make(chan struct{})
 	log := &logger{log: opts.Logger, failure: &s.failure}
 	fsys := opts.FS
 	if err := makeDir(fsys, dir); err != nil {
-		return 0, fmt.Errorf("engine: make the store's directory: %w", err)
+		return mark, fmt.Errorf("engine: make the store's directory: %w", err)
 	}
 	if fsys == defaultFS {
 		// Within a process the lock goes by the name of the directory.
 		if dir, err = realPath(dir); err != nil {
-			return 0, fmt.Errorf("engine: find the store's directory: %w", err)
+			return mark, fmt.Errorf("engine: find the store's directory: %w", err)
 		}
 	}
 	fsys, s.health = vfs.WithDiskHealthChecks(fsys, slowDisk, nil, func(info vfs.DiskSlowInfo) {
@@ -62,14 +63,14 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	// Locking makes a file, so look first. Whatever else there is to say may
 	// be due to somebody who has the store open.
 	if _, err := peek(dir, fsys); errors.Is(err, ErrForeign) {
-		return 0, err
+		return mark, err
 	}
 	if s.lock, err = lock(dir, fsys); err != nil {
-		return 0, err
+		return mark, err
 	}
 	found, err := peek(dir, fsys)
 	if err != nil {
-		return 0, err
+		return mark, err
 	}
 	// A store that turns out to be foreign is not to be raised to a format
 	// that its owner can't read.
@@ -80,10 +81,10 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	cache := pebble.NewCache(opts.BlockCacheSize)
 	defer cache.Unref()
 	disk := newDisk(fsys, &s.failure)
-	if s.db, err = pebble.Open(dir, pebbleOptions(format, disk, cache, s.lock, log)); err != nil {
+	if s.db, err = pebble.Open(dir, pebbleOptions(format, disk, cache, s.lock, log, written)); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
-		return 0, fmt.Errorf("engine: open the store in %s: %w", dir, err)
+		return mark, fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
 	mark, err = s.identify(dir)
 	return mark, cmp.Or(s.failure.get(), err)
@@ -182,41 +183,40 @@ func partOfStore(name string) bool {
 
 // identify reads who wrote the store, writes it in a new one, and returns the
 // mark.
-func (s *store) identify(dir string) (mark int64, err error) {
+func (s *store) identify(dir string) (mark codec.Mark, err error) {
 	keys := codec.Keyspace{}
 	identityKey, markKey := keys.AppendMeta(nil, codec.MetaIdentity), keys.AppendMeta(nil, codec.MetaMark)
 	value, closer, err := s.db.Get(identityKey)
 	if errors.Is(err, pebble.ErrNotFound) {
-		return 0, s.create(dir, identityKey)
+		return codec.Mark{Clean: true}, s.create(dir, identityKey)
 	}
 	if err != nil {
-		return 0, storageError(err)
+		return mark, storageError(err)
 	}
 	id, err := codec.DecodeIdentity(value)
 	closer.Close()
 	switch {
 	case errors.Is(err, codec.ErrVersion), err == nil && id.Format > codec.Format:
-		return 0, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
+		return mark, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
 	case err != nil:
-		return 0, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
+		return mark, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
 	}
 	s.seed = id.Seed
 	if err := s.db.RatchetFormatMajorVersion(pebble.FormatNewest); err != nil {
-		return 0, storageError(err)
+		return mark, storageError(err)
 	}
 	value, closer, err = s.db.Get(markKey)
 	if errors.Is(err, pebble.ErrNotFound) {
-		return 0, nil // nothing was ever written
+		return codec.Mark{Clean: true}, nil // nothing was ever written
 	}
 	if err != nil {
-		return 0, storageError(err)
+		return mark, storageError(err)
 	}
 	defer closer.Close()
-	m, err := codec.DecodeMark(value)
-	if err != nil {
-		return 0, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
+	if mark, err = codec.DecodeMark(value); err != nil {
+		return mark, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
 	}
-	return m.Now, nil
+	return mark, nil
 }
 
 // create writes the identity of a new store.
@@ -275,7 +275,7 @@ func (s *store) close() error {
 	return errors.Join(append(errs, s.health.Close())...)
 }
 
-func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger) *pebble.Options {
+func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger, written func(tables []pebble.TableInfo, flushed bool)) *pebble.Options {
 	opts := &pebble.Options{
 		FormatMajorVersion: format,
 		FS:                 fsys,
@@ -294,6 +294,8 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 		FlushDelayDeleteRange: 5 * time.Second,
 
 		EventListener: &pebble.EventListener{
+			FlushEnd:        func(info pebble.FlushInfo) { written(info.Output, true) },
+			CompactionEnd:   func(info pebble.CompactionInfo) { written(info.Output.Tables, false) },
 			BackgroundError: func(err error) { log.Errorf("background work of the store: %v", err) },
 			// Pebble's own would end the process.
 			DataCorruption: func(info pebble.DataCorruptionInfo) { log.Errorf("damaged data: %s", info) },

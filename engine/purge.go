@@ -1,0 +1,429 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine/limit"
+	"github.com/gabiondb/gabion/ttl"
+)
+
+const (
+	// purgeTick is the time between two looks at the sidecars.
+	purgeTick = 200 * time.Millisecond
+
+	// lookSize is how many records a pass reads through one iterator, which
+	// takes less than a millisecond as long as they are in memory. Slices are
+	// looked at as a whole.
+	lookSize = 2048
+
+	// guessedStep is how many slices are looked at at once when it is not known
+	// how many records they have.
+	guessedStep = 8
+
+	// maxPurging is how many deletions a pass stages before it waits until
+	// they are applied, so that no round grows much by them.
+	maxPurging = 2048
+
+	// paceTick is the time within which a pass keeps to its pace.
+	paceTick = 10 * time.Millisecond
+
+	// quietTicks is how many ticks after the last purge its deletions are
+	// flushed, if Pebble has not done so by itself. Until then they free no
+	// space.
+	quietTicks = 25
+)
+
+// purger runs the compaction filter over the store.
+type purger struct {
+	mu      sync.Mutex // held during a pass; it comes before all other locks
+	horizon ttl.Horizon
+	look    look
+	staged  int    // deletions since the last wait
+	round   uint64 // the newest that has some
+
+	// written tells, a bit for each sidecar, over which slices Pebble has
+	// written tables since they were looked at.
+	written [codec.Sidecars / 64]atomic.Uint64
+	flushed atomic.Bool // by Pebble, since quiet was last 0
+
+	wake    chan struct{}
+	stop    chan struct{}
+	stopped sync.WaitGroup
+
+	dropped   atomic.Uint64
+	reclaimed atomic.Uint64
+	passes    atomic.Uint64
+	last      atomic.Int64 // when the last one ended, on the engine's clock
+}
+
+// look is what a pass has read through one iterator.
+type look struct {
+	sum     ttl.Sidecar // of all heads
+	dead    []deadHead  // those that the filter drops
+	keys    []byte      // what their slices are of
+	applied uint64      // the newest round that shows
+}
+
+// deadHead is a head whose record is over.
+type deadHead struct {
+	head, key []byte
+	slice     uint16
+	size      int // of head and record
+	verdict   ttl.Verdict
+}
+
+// purge looks after the store until stop is closed.
+func (l *Limiter) purge() {
+	p := &l.purger
+	defer p.stopped.Done()
+	ticker := time.NewTicker(purgeTick)
+	defer ticker.Stop()
+	quiet, unflushed := 0, false
+	for {
+		select {
+		case <-p.stop:
+			return
+		case <-p.wake:
+		case <-ticker.C:
+			quiet++
+		}
+		dropped := p.dropped.Load()
+		err := l.pass()
+		switch {
+		case errors.Is(err, errStopped) || l.failure.get() != nil:
+			return
+		case err != nil:
+			l.opts.Logger.Error("a purge has failed", "error", err)
+		}
+		switch {
+		case p.dropped.Load() != dropped:
+			quiet, unflushed = 0, true
+			p.flushed.Store(false)
+		case p.flushed.Load():
+			unflushed = false
+		case unflushed && quiet >= quietTicks:
+			unflushed = false
+			if _, err := l.db.AsyncFlush(); err != nil {
+				l.opts.Logger.Error("the store can't be flushed", "error", err)
+			}
+		}
+	}
+}
+
+// errStopped is why a pass has ended early: the limiter is being closed.
+var errStopped = errors.New("engine: pass stopped")
+
+// errCleared is why a look comes to nothing: all keys have been forgotten.
+var errCleared = errors.New("engine: keys forgotten")
+
+// pass looks at all sidecars and goes over the slices of those that call for
+// it: by what they say is due or, where they are guesses, when Pebble has just
+// written the slices or it is their turn, which is that of one each time.
+func (l *Limiter) pass() error {
+	p := &l.purger
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ticker := time.NewTicker(paceTick)
+	defer ticker.Stop()
+	budget := 0
+	pace := func(looked int) error {
+		for budget -= looked; budget < 0; budget += int(min(l.opts.PurgePace/int64(time.Second/paceTick)+1, 1<<30)) {
+			select {
+			case <-p.stop:
+				return errStopped
+			case <-ticker.C:
+			}
+		}
+		return nil
+	}
+	horizon := l.horizon()
+	var errs []error
+	guessed := false
+	for n := range codec.Sidecars {
+		written := p.written[n/64].And(^(uint64(1)<<(n%64)))>>(n%64)&1 != 0
+		sh, sc := l.sidecar(n)
+		sh.mu.Lock()
+		due := sc.sum.Worth(horizon, l.opts.PurgeWait)
+		if !due && !sc.exact {
+			due = written || !guessed
+			guessed = guessed || !written
+		}
+		due = due && (sc.failed == 0 || horizon-sc.failed >= int64(l.opts.PurgeWait))
+		sh.mu.Unlock()
+		if !due {
+			continue
+		}
+		if err := l.filter(n, horizon, pace); errors.Is(err, errStopped) {
+			return err
+		} else if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, l.purgeRequests(horizon))...)
+}
+
+// horizon returns the instant up to which expired state may be deleted. Whoever
+// calls it holds purger.mu.
+func (l *Limiter) horizon() int64 {
+	return l.purger.horizon.At(l.clock.now(), l.clock.readWall())
+}
+
+// filter runs the compaction filter over the slices of sidecar n and has it
+// count them anew. It calls pace with the number of records after each look.
+// Whoever calls it holds purger.mu.
+func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error) {
+	sh, sc := l.sidecar(n)
+	sh.mu.Lock()
+	purged := sc.purged
+	sh.mu.Unlock()
+	// What the last pass has staged must not be found a second time.
+	if err := l.waitApplied(purged); err != nil {
+		return err
+	}
+	next := ttl.NewSidecar(horizon)
+	first := n * codec.SlicesPerSidecar
+	sh.mu.Lock()
+	sc.next, sc.passed = &next, first
+	clears := sc.clears
+	step := guessedStep
+	if sc.exact {
+		step = int(max(1, lookSize/max(1, sc.sum.Records()/codec.SlicesPerSidecar)))
+	}
+	sh.mu.Unlock()
+
+	for end, from := first+codec.SlicesPerSidecar, first; from < end && err == nil; {
+		to := min(from+step, end)
+		err = l.filterSlices(n, from, to, horizon, clears)
+		if err == nil {
+			err = pace(1 + int(l.purger.look.sum.Records()))
+		}
+		from = to
+	}
+
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sc.next = nil
+	switch {
+	case sc.clears != clears:
+		return nil
+	case err != nil:
+		if !errors.Is(err, errStopped) {
+			sc.failed = horizon
+		}
+		return err
+	}
+	sc.sum, sc.exact, sc.failed = next, true, 0
+	l.putSidecar(n)
+	l.purger.passes.Add(1)
+	l.purger.last.Store(horizon)
+	return nil
+}
+
+// filterSlices filters the slices from first to just before end, in one look
+// and one turn.
+func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) error {
+	p := &l.purger
+	sh, sc := l.sidecar(n)
+	if err := l.read(&p.look, sh, sc, first, end, horizon); err != nil {
+		return err
+	}
+	sh.mu.Lock()
+	if sc.clears != clears {
+		sh.mu.Unlock()
+		return errCleared
+	}
+	sc.next.Merge(&p.look.sum)
+	var err error
+	staged := 0
+	for i := range p.look.dead {
+		n, dropErr := l.drop(sh, sc, &p.look.dead[i], p.look.applied, horizon)
+		staged += n
+		err = errors.Join(err, dropErr)
+	}
+	if staged > 0 {
+		y := l.layerOf(sh)
+		y.purged = append(y.purged, purgedSlices{first, end, horizon})
+		sh.mark = max(sh.mark, horizon)
+		sc.purged, p.round = y.round, y.round
+	}
+	sh.mu.Unlock()
+
+	if p.staged += staged; p.staged >= maxPurging {
+		p.staged = 0
+		err = errors.Join(err, l.waitApplied(p.round))
+	}
+	return err
+}
+
+// read looks at the heads in the slices from first to just before end, as all
+// rounds cut so far have left them.
+func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon int64) (err error) {
+	k.sum, k.dead, k.keys = ttl.NewSidecar(horizon), k.dead[:0], k.keys[:0]
+
+	// Holding the committer's lock, no round is cut and not yet applied. So
+	// what changes from here on, in these slices, is counted as it is cut.
+	l.rounds.commitMu.Lock()
+	it, err := l.db.NewIter(&pebble.IterOptions{
+		LowerBound: l.keys.AppendSliceStart(nil, first),
+		UpperBound: l.keys.AppendSliceStart(nil, end),
+	})
+	k.applied = l.rounds.applied.Load()
+	sh.mu.Lock()
+	sc.passed = end
+	sh.mu.Unlock()
+	l.rounds.commitMu.Unlock()
+	if err != nil {
+		return storageError(err)
+	}
+	defer func() { err = errors.Join(err, storageError(it.Close())) }()
+	for more := it.First(); more; more = it.Next() {
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return storageError(err)
+		}
+		verdict := ttl.Filter(value, horizon)
+		k.sum.Add(verdict.Deadline)
+		if !verdict.Drop {
+			continue
+		}
+		d := deadHead{size: len(it.Key()) + len(value), verdict: verdict}
+		at := len(k.keys)
+		k.keys = append(k.keys, it.Key()...)
+		d.head = k.keys[at:len(k.keys):len(k.keys)]
+		at = len(k.keys)
+		if d.slice, k.keys, err = l.keys.ParseHead(k.keys, d.head); err != nil {
+			continue // it is no key of anybody's
+		}
+		d.key = k.keys[at:len(k.keys):len(k.keys)]
+		k.dead = append(k.dead, d)
+	}
+	// An iterator that fails looks like one at its end.
+	return storageError(it.Error())
+}
+
+// drop stages the end of a head that a look has found over, if the newest state
+// of its key is over, too. It returns how many deletions it has staged.
+// Whoever calls it holds sh.mu.
+func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead, applied uint64, horizon int64) (int, error) {
+	state, stored := d.verdict.State, d.verdict.Deadline
+	if e := sh.cache.entries[string(d.key)]; e != nil {
+		if e.staged || e.stored == 0 || !ttl.Expired(e.state.Deadline(), horizon) {
+			return 0, nil
+		}
+		state, stored = e.state, e.stored
+		e.state, e.stored, e.used = limit.State{}, 0, false
+		sh.cache.resize(e, l.rounds.applied.Load())
+	} else if sh.cache.evicted > applied {
+		// It may have changed, and left the cache since.
+		var err error
+		state, err = l.get(d.head)
+		if err != nil || state.Kind == limit.KindNone || !ttl.Expired(state.Deadline(), horizon) {
+			return 0, err
+		}
+		stored = state.Deadline()
+	}
+	sc.remove(stored)
+	_ = l.staging(&sh.purged).Delete(d.head, nil)
+	l.purger.dropped.Add(1)
+	l.purger.reclaimed.Add(uint64(d.size))
+	if state.Kind != limit.KindRolling {
+		return 1, nil
+	}
+	return 1 + l.dropChunks(sh, &sh.purged, d.slice, d.key, state.Rolling.Chunks()), nil
+}
+
+// purgeRequests stages the end of the request records of all windows that are
+// over at horizon.
+func (l *Limiter) purgeRequests(horizon int64) error {
+	upper := l.keys.AppendRequestStart(nil, horizon+1)
+	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: l.keys.AppendRequestStart(nil, 0), UpperBound: upper})
+	if err != nil {
+		return storageError(err)
+	}
+	var lower []byte
+	if it.First() {
+		lower = append(lower, it.Key()...)
+	}
+	if err := it.Close(); err != nil || lower == nil {
+		return storageError(err)
+	}
+	if size, err := l.db.EstimateDiskUsage(lower, upper); err == nil {
+		l.purger.reclaimed.Add(size)
+	}
+	// With all turns in hand nobody is at a decision that began when one of
+	// these windows was open, and has yet to look for a request of it.
+	l.lockAll()
+	defer l.unlockAll()
+	sh := &l.shards[0]
+	_ = l.staging(&sh.purged).DeleteRange(lower, upper, nil)
+	sh.mark = max(sh.mark, horizon)
+	l.purger.round = l.rounds.open.seq
+	return nil
+}
+
+// tablesWritten returns a function that notes over which slices of keys Pebble
+// has written tables, and has the purger look there.
+func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo, bool) {
+	return func(tables []pebble.TableInfo, flushed bool) {
+		for _, t := range tables {
+			first, end := keys.HeadSlices(t.Smallest.UserKey, t.Largest.UserKey)
+			for n := first / codec.SlicesPerSidecar; n*codec.SlicesPerSidecar < end; n++ {
+				p.written[n/64].Or(1 << (n % 64))
+			}
+		}
+		if flushed {
+			p.flushed.Store(true)
+		}
+		signal(p.wake)
+	}
+}
+
+// Purge deletes all that has expired, at once and at full speed, whatever the
+// sidecars say; with Options.NoPurge nothing else does. It changes no answer.
+// It goes no further than the engine's clock can be trusted: see
+// Options.PurgeAhead. Nothing that it deletes is promised to be on disk when it
+// returns. A ctx that ends makes it return early with ctx's error.
+func (l *Limiter) Purge(ctx context.Context) error {
+	if !l.calls.enter() {
+		return ErrClosed
+	}
+	defer l.calls.exit()
+	return l.purgeAll(ctx, nil)
+}
+
+// purgeAll is Purge. It tells progress how many of the sidecars it has seen to.
+func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) error {
+	if err := l.failure.get(); err != nil {
+		return err
+	}
+	p := &l.purger
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	horizon := l.horizon()
+	pace := func(int) error { return ctx.Err() }
+	for n := range codec.Sidecars {
+		sh, sc := l.sidecar(n)
+		sh.mu.Lock()
+		due := !sc.exact || sc.sum.First() <= horizon
+		sh.mu.Unlock()
+		if due {
+			if err := l.filter(n, horizon, pace); err != nil {
+				return err
+			}
+		}
+		if progress != nil {
+			progress(n+1, codec.Sidecars)
+		}
+	}
+	if err := l.purgeRequests(horizon); err != nil {
+		return err
+	}
+	return l.waitApplied(p.round)
+}
