@@ -13,7 +13,7 @@ import (
 )
 
 // What the bytes of an example may stand for, besides the types of package
-// limit and identities.
+// limit, identities and marks.
 type (
 	head struct {
 		prefix string
@@ -30,7 +30,6 @@ type (
 		key, id  string
 	}
 	meta struct{ prefix, name string }
-	mark int64
 )
 
 // example is one line of a text of examples: bytes, and what they mean.
@@ -115,9 +114,12 @@ func parseValue(t testing.TB, text string) any {
 	if scan(text, "identity format %d seed %d", &id.Format, &id.Seed) {
 		return id
 	}
-	var now mark
+	var now int64
 	if scan(text, "mark now %d", &now) {
-		return now
+		return codec.Mark{Now: now}
+	}
+	if scan(text, "mark now %d clean", &now) {
+		return codec.Mark{Now: now, Clean: true}
 	}
 	t.Fatalf("cannot read %q", text)
 	return nil
@@ -195,9 +197,9 @@ func (e example) check(t *testing.T) {
 	case codec.Identity:
 		got = codec.AppendIdentity(nil, v)
 		checkIdentity(t, e.bytes, v)
-	case mark:
-		got = codec.AppendMark(nil, codec.Mark{Now: int64(v)})
-		checkMark(t, e.bytes, int64(v))
+	case codec.Mark:
+		got = codec.AppendMark(nil, v)
+		checkMark(t, e.bytes, v)
 	}
 	if !bytes.Equal(got, e.bytes) {
 		t.Errorf("%s: written as % x", e.line, got)
@@ -230,7 +232,7 @@ func TestAllocations(t *testing.T) {
 	rollingRecord := codec.AppendState(nil, list)
 	chunkValue := codec.AppendChunk(nil, chunk)
 	requestValue := codec.AppendRequest(nil, request)
-	markValue := codec.AppendMark(nil, codec.Mark{Now: 1_700_000_000_000_000_001})
+	markValue := codec.AppendMark(nil, codec.Mark{Now: 1_700_000_000_000_000_001, Clean: true})
 	identity := codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: 1})
 	buf := make([]byte, 0, 512)
 	for name, c := range map[string]struct {
@@ -257,7 +259,7 @@ func TestAllocations(t *testing.T) {
 		"DecodeChunk":        {2, func() { codec.DecodeChunk(chunkValue) }}, // the chunk and its runs
 		"AppendRequest":      {0, func() { codec.AppendRequest(buf, request) }},
 		"DecodeRequest":      {0, func() { codec.DecodeRequest(requestValue) }},
-		"AppendMark":         {0, func() { codec.AppendMark(buf, codec.Mark{Now: 1_700_000_000_000_000_001}) }},
+		"AppendMark":         {0, func() { codec.AppendMark(buf, codec.Mark{Now: 1_700_000_000_000_000_001, Clean: true}) }},
 		"DecodeMark":         {0, func() { codec.DecodeMark(markValue) }},
 		"DecodeIdentity":     {0, func() { codec.DecodeIdentity(identity) }},
 	} {

@@ -335,7 +335,7 @@ func TestRequestStartAtTheEnd(t *testing.T) {
 
 func TestStateSpans(t *testing.T) {
 	k := codec.Keyspace{Prefix: []byte("p/")}
-	want := [][2]string{{"p/c", "p/d"}, {"p/h", "p/i"}, {"p/q", "p/r"}}
+	want := [][2]string{{"p/c", "p/d"}, {"p/h", "p/i"}, {"p/q", "p/r"}, {"p/s", "p/t"}}
 	var got [][2]string
 	for _, span := range k.StateSpans() {
 		got = append(got, [2]string{string(span[0]), string(span[1])})
@@ -353,6 +353,7 @@ func TestBounds(t *testing.T) {
 		head := k.AppendHead(nil, slice, key)
 		chunk := k.AppendChunkKey(nil, slice, key, ordinals().Draw(t, "ordinal"))
 		request := k.AppendRequestKey(nil, numbers(1, math.MaxInt64).Draw(t, "deadline"), key, ids().Draw(t, "id"))
+		sidecar := k.AppendSidecarKey(nil, rapid.Uint8().Draw(t, "sidecar"))
 		meta := k.AppendMeta(nil, rapid.StringN(0, 8, -1).Draw(t, "name"))
 		from, to := k.AppendSliceStart(nil, int(slice)), k.AppendSliceStart(nil, int(slice)+1)
 		first, end := k.AppendSliceStart(nil, 0), k.AppendSliceStart(nil, codec.Slices)
@@ -363,7 +364,7 @@ func TestBounds(t *testing.T) {
 		if !within(head, first, end) {
 			t.Fatalf("head %x is outside the heads, %x to %x", head, first, end)
 		}
-		for _, key := range [][]byte{chunk, request, meta} {
+		for _, key := range [][]byte{chunk, request, sidecar, meta} {
 			if within(key, first, end) {
 				t.Fatalf("key %x is inside the heads, %x to %x", key, first, end)
 			}
@@ -372,10 +373,11 @@ func TestBounds(t *testing.T) {
 			key  []byte
 			want []bool
 		}{
-			{chunk, []bool{true, false, false}},
-			{head, []bool{false, true, false}},
-			{request, []bool{false, false, true}},
-			{meta, []bool{false, false, false}},
+			{chunk, []bool{true, false, false, false}},
+			{head, []bool{false, true, false, false}},
+			{request, []bool{false, false, true, false}},
+			{sidecar, []bool{false, false, false, true}},
+			{meta, []bool{false, false, false, false}},
 		} {
 			var got []bool
 			for _, span := range k.StateSpans() {
@@ -387,7 +389,7 @@ func TestBounds(t *testing.T) {
 		}
 
 		lower, upper := k.Bounds()
-		for _, key := range [][]byte{head, chunk, request, meta, first, end} {
+		for _, key := range [][]byte{head, chunk, request, sidecar, meta, first, end} {
 			if !within(key, lower, upper) {
 				t.Fatalf("key %x is outside the bounds %x to %x", key, lower, upper)
 			}
