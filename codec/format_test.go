@@ -29,6 +29,10 @@ type (
 		deadline int64
 		key, id  string
 	}
+	sidecarKey struct {
+		prefix string
+		n      uint8
+	}
 	meta struct{ prefix, name string }
 )
 
@@ -81,6 +85,10 @@ func parseValue(t testing.TB, text string) any {
 	var r requestKey
 	if scan(text, "request prefix %q deadline %d key %q id %q", &r.prefix, &r.deadline, &r.key, &r.id) {
 		return r
+	}
+	var s sidecarKey
+	if scan(text, "sidecar prefix %q number %d", &s.prefix, &s.n) {
+		return s
 	}
 	var m meta
 	if scan(text, "meta prefix %q name %q", &m.prefix, &m.name) {
@@ -180,6 +188,12 @@ func (e example) check(t *testing.T) {
 		if deadline != v.deadline || string(key) != v.key || id != v.id || err != nil {
 			t.Errorf("%s: ParseRequestKey = %d, %q, %q, %v, want %d, %q, %q", e.line, deadline, key, id, err, v.deadline, v.key, v.id)
 		}
+	case sidecarKey:
+		k := codec.Keyspace{Prefix: []byte(v.prefix)}
+		got = k.AppendSidecarKey(nil, v.n)
+		if n, err := k.ParseSidecarKey(e.bytes); n != v.n || err != nil {
+			t.Errorf("%s: ParseSidecarKey = %d, %v, want %d", e.line, n, err, v.n)
+		}
 	case meta:
 		if v.name != codec.MetaIdentity && v.name != codec.MetaMark {
 			t.Errorf("%s: there is no such name", e.line)
@@ -226,6 +240,7 @@ func TestAllocations(t *testing.T) {
 	h := k.AppendHead(nil, 0x1234, key)
 	c := k.AppendChunkKey(nil, 0x1234, key, 50)
 	r := k.AppendRequestKey(nil, quota.Quota.Deadline, key, "order-1")
+	s := k.AppendSidecarKey(nil, 0x12)
 	gcraRecord := codec.AppendState(nil, fraction)
 	quotaRecord := codec.AppendState(nil, quota)
 	list, chunk := rolling(limit.MaxRuns), sealed(50)
@@ -248,6 +263,9 @@ func TestAllocations(t *testing.T) {
 		"AppendRequestKey":   {0, func() { k.AppendRequestKey(buf, quota.Quota.Deadline, key, "order-1") }},
 		"AppendRequestStart": {0, func() { k.AppendRequestStart(buf, quota.Quota.Deadline) }},
 		"ParseRequestKey":    {1, func() { k.ParseRequestKey(buf, r) }}, // the id
+		"AppendSidecarKey":   {0, func() { k.AppendSidecarKey(buf, 0x12) }},
+		"ParseSidecarKey":    {0, func() { k.ParseSidecarKey(s) }},
+		"HeadSlices":         {0, func() { k.HeadSlices(h, s) }},
 		"AppendMeta":         {0, func() { k.AppendMeta(buf, codec.MetaMark) }},
 		"AppendState gcra":   {0, func() { codec.AppendState(buf, fraction) }},
 		"DecodeState gcra":   {0, func() { codec.DecodeState(gcraRecord) }},
