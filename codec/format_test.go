@@ -13,7 +13,7 @@ import (
 )
 
 // What the bytes of an example may stand for, besides the types of package
-// limit, identities and marks.
+// limit, identities, marks and sidecars.
 type (
 	head struct {
 		prefix string
@@ -118,6 +118,13 @@ func parseValue(t testing.TB, text string) any {
 		chunk.Runs = parseRuns(t, runs)
 		return &chunk
 	}
+	what, heads, _ := strings.Cut(text, " buckets ")
+	what, due, _ := strings.Cut(what, " deadlines ")
+	var side codec.Sidecar
+	if scan(what, "sidecar since %d", &side.Since) {
+		parseHeads(t, &side, heads, due)
+		return side
+	}
 	var id codec.Identity
 	if scan(text, "identity format %d seed %d", &id.Format, &id.Seed) {
 		return id
@@ -153,6 +160,25 @@ func parseRuns(t testing.TB, text string) []limit.Run {
 		}
 	}
 	return runs
+}
+
+// parseHeads adds heads to s: as count@bucket, or as count@deadline.
+func parseHeads(t testing.TB, s *codec.Sidecar, buckets, deadlines string) {
+	for _, item := range strings.Fields(buckets) {
+		var n int64
+		var bucket int
+		if !scan(item, "%d@%d", &n, &bucket) || bucket < 0 || bucket >= codec.SidecarBuckets {
+			t.Fatalf("cannot read the bucket %q", item)
+		}
+		s.Counts[bucket] += n
+	}
+	for _, item := range strings.Fields(deadlines) {
+		var n, deadline int64
+		if !scan(item, "%d@%d", &n, &deadline) {
+			t.Fatalf("cannot read the deadline %q", item)
+		}
+		s.Counts[bucketOf(s.Since, deadline)] += n
+	}
 }
 
 // scan reads text, all of it, as fmt.Sscanf does.
@@ -211,6 +237,9 @@ func (e example) check(t *testing.T) {
 	case codec.Identity:
 		got = codec.AppendIdentity(nil, v)
 		checkIdentity(t, e.bytes, v)
+	case codec.Sidecar:
+		got = codec.AppendSidecar(nil, &v)
+		checkSidecar(t, e.bytes, v)
 	case codec.Mark:
 		got = codec.AppendMark(nil, v)
 		checkMark(t, e.bytes, v)
@@ -248,6 +277,8 @@ func TestAllocations(t *testing.T) {
 	chunkValue := codec.AppendChunk(nil, chunk)
 	requestValue := codec.AppendRequest(nil, request)
 	markValue := codec.AppendMark(nil, codec.Mark{Now: 1_700_000_000_000_000_001, Clean: true})
+	sidecar := crowded(codec.SidecarBuckets)
+	sidecarValue := codec.AppendSidecar(nil, &sidecar)
 	identity := codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: 1})
 	buf := make([]byte, 0, 512)
 	for name, c := range map[string]struct {
@@ -277,6 +308,9 @@ func TestAllocations(t *testing.T) {
 		"DecodeChunk":        {2, func() { codec.DecodeChunk(chunkValue) }}, // the chunk and its runs
 		"AppendRequest":      {0, func() { codec.AppendRequest(buf, request) }},
 		"DecodeRequest":      {0, func() { codec.DecodeRequest(requestValue) }},
+		"DecodeDeadline":     {0, func() { codec.DecodeDeadline(quotaRecord) }},
+		"AppendSidecar":      {0, func() { codec.AppendSidecar(buf, &sidecar) }},
+		"DecodeSidecar":      {0, func() { codec.DecodeSidecar(sidecarValue) }},
 		"AppendMark":         {0, func() { codec.AppendMark(buf, codec.Mark{Now: 1_700_000_000_000_000_001, Clean: true}) }},
 		"DecodeMark":         {0, func() { codec.DecodeMark(markValue) }},
 		"DecodeIdentity":     {0, func() { codec.DecodeIdentity(identity) }},
