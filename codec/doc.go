@@ -10,7 +10,8 @@
 //
 // What doesn't fit into one record lies under keys of its own: the chunks of a
 // rolling list (AppendChunkKey, AppendChunk) and the requests that a quota has
-// accepted (AppendRequestKey, AppendRequest).
+// accepted (AppendRequestKey, AppendRequest). Beside the records lie sidecars
+// (AppendSidecarKey, AppendSidecar), which only tell where some may be over.
 //
 // Values are a version byte and a MessagePack array. Decoding is strict: bytes
 // that no version of this package could have written are an error, never a

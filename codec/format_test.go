@@ -13,7 +13,7 @@ import (
 )
 
 // What the bytes of an example may stand for, besides the types of package
-// limit and identities.
+// limit, identities, marks and sidecars.
 type (
 	head struct {
 		prefix string
@@ -29,8 +29,11 @@ type (
 		deadline int64
 		key, id  string
 	}
+	sidecarKey struct {
+		prefix string
+		n      uint8
+	}
 	meta struct{ prefix, name string }
-	mark int64
 )
 
 // example is one line of a text of examples: bytes, and what they mean.
@@ -83,6 +86,10 @@ func parseValue(t testing.TB, text string) any {
 	if scan(text, "request prefix %q deadline %d key %q id %q", &r.prefix, &r.deadline, &r.key, &r.id) {
 		return r
 	}
+	var s sidecarKey
+	if scan(text, "sidecar prefix %q number %d", &s.prefix, &s.n) {
+		return s
+	}
 	var m meta
 	if scan(text, "meta prefix %q name %q", &m.prefix, &m.name) {
 		return m
@@ -111,13 +118,23 @@ func parseValue(t testing.TB, text string) any {
 		chunk.Runs = parseRuns(t, runs)
 		return &chunk
 	}
+	what, heads, _ := strings.Cut(text, " buckets ")
+	what, due, _ := strings.Cut(what, " deadlines ")
+	var side codec.Sidecar
+	if scan(what, "sidecar since %d", &side.Since) {
+		parseHeads(t, &side, heads, due)
+		return side
+	}
 	var id codec.Identity
 	if scan(text, "identity format %d seed %d", &id.Format, &id.Seed) {
 		return id
 	}
-	var now mark
+	var now int64
 	if scan(text, "mark now %d", &now) {
-		return now
+		return codec.Mark{Now: now}
+	}
+	if scan(text, "mark now %d clean", &now) {
+		return codec.Mark{Now: now, Clean: true}
 	}
 	t.Fatalf("cannot read %q", text)
 	return nil
@@ -143,6 +160,25 @@ func parseRuns(t testing.TB, text string) []limit.Run {
 		}
 	}
 	return runs
+}
+
+// parseHeads adds heads to s: as count@bucket, or as count@deadline.
+func parseHeads(t testing.TB, s *codec.Sidecar, buckets, deadlines string) {
+	for _, item := range strings.Fields(buckets) {
+		var n int64
+		var bucket int
+		if !scan(item, "%d@%d", &n, &bucket) || bucket < 0 || bucket >= codec.SidecarBuckets {
+			t.Fatalf("cannot read the bucket %q", item)
+		}
+		s.Counts[bucket] += n
+	}
+	for _, item := range strings.Fields(deadlines) {
+		var n, deadline int64
+		if !scan(item, "%d@%d", &n, &deadline) {
+			t.Fatalf("cannot read the deadline %q", item)
+		}
+		s.Counts[bucketOf(s.Since, deadline)] += n
+	}
 }
 
 // scan reads text, all of it, as fmt.Sscanf does.
@@ -178,6 +214,12 @@ func (e example) check(t *testing.T) {
 		if deadline != v.deadline || string(key) != v.key || id != v.id || err != nil {
 			t.Errorf("%s: ParseRequestKey = %d, %q, %q, %v, want %d, %q, %q", e.line, deadline, key, id, err, v.deadline, v.key, v.id)
 		}
+	case sidecarKey:
+		k := codec.Keyspace{Prefix: []byte(v.prefix)}
+		got = k.AppendSidecarKey(nil, v.n)
+		if n, err := k.ParseSidecarKey(e.bytes); n != v.n || err != nil {
+			t.Errorf("%s: ParseSidecarKey = %d, %v, want %d", e.line, n, err, v.n)
+		}
 	case meta:
 		if v.name != codec.MetaIdentity && v.name != codec.MetaMark {
 			t.Errorf("%s: there is no such name", e.line)
@@ -195,9 +237,12 @@ func (e example) check(t *testing.T) {
 	case codec.Identity:
 		got = codec.AppendIdentity(nil, v)
 		checkIdentity(t, e.bytes, v)
-	case mark:
-		got = codec.AppendMark(nil, codec.Mark{Now: int64(v)})
-		checkMark(t, e.bytes, int64(v))
+	case codec.Sidecar:
+		got = codec.AppendSidecar(nil, &v)
+		checkSidecar(t, e.bytes, v)
+	case codec.Mark:
+		got = codec.AppendMark(nil, v)
+		checkMark(t, e.bytes, v)
 	}
 	if !bytes.Equal(got, e.bytes) {
 		t.Errorf("%s: written as % x", e.line, got)
@@ -224,13 +269,16 @@ func TestAllocations(t *testing.T) {
 	h := k.AppendHead(nil, 0x1234, key)
 	c := k.AppendChunkKey(nil, 0x1234, key, 50)
 	r := k.AppendRequestKey(nil, quota.Quota.Deadline, key, "order-1")
+	s := k.AppendSidecarKey(nil, 0x12)
 	gcraRecord := codec.AppendState(nil, fraction)
 	quotaRecord := codec.AppendState(nil, quota)
 	list, chunk := rolling(limit.MaxRuns), sealed(50)
 	rollingRecord := codec.AppendState(nil, list)
 	chunkValue := codec.AppendChunk(nil, chunk)
 	requestValue := codec.AppendRequest(nil, request)
-	markValue := codec.AppendMark(nil, codec.Mark{Now: 1_700_000_000_000_000_001})
+	markValue := codec.AppendMark(nil, codec.Mark{Now: 1_700_000_000_000_000_001, Clean: true})
+	sidecar := crowded(codec.SidecarBuckets)
+	sidecarValue := codec.AppendSidecar(nil, &sidecar)
 	identity := codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: 1})
 	buf := make([]byte, 0, 512)
 	for name, c := range map[string]struct {
@@ -246,6 +294,9 @@ func TestAllocations(t *testing.T) {
 		"AppendRequestKey":   {0, func() { k.AppendRequestKey(buf, quota.Quota.Deadline, key, "order-1") }},
 		"AppendRequestStart": {0, func() { k.AppendRequestStart(buf, quota.Quota.Deadline) }},
 		"ParseRequestKey":    {1, func() { k.ParseRequestKey(buf, r) }}, // the id
+		"AppendSidecarKey":   {0, func() { k.AppendSidecarKey(buf, 0x12) }},
+		"ParseSidecarKey":    {0, func() { k.ParseSidecarKey(s) }},
+		"HeadSlices":         {0, func() { k.HeadSlices(h, s) }},
 		"AppendMeta":         {0, func() { k.AppendMeta(buf, codec.MetaMark) }},
 		"AppendState gcra":   {0, func() { codec.AppendState(buf, fraction) }},
 		"DecodeState gcra":   {0, func() { codec.DecodeState(gcraRecord) }},
@@ -257,7 +308,10 @@ func TestAllocations(t *testing.T) {
 		"DecodeChunk":        {2, func() { codec.DecodeChunk(chunkValue) }}, // the chunk and its runs
 		"AppendRequest":      {0, func() { codec.AppendRequest(buf, request) }},
 		"DecodeRequest":      {0, func() { codec.DecodeRequest(requestValue) }},
-		"AppendMark":         {0, func() { codec.AppendMark(buf, codec.Mark{Now: 1_700_000_000_000_000_001}) }},
+		"DecodeDeadline":     {0, func() { codec.DecodeDeadline(quotaRecord) }},
+		"AppendSidecar":      {0, func() { codec.AppendSidecar(buf, &sidecar) }},
+		"DecodeSidecar":      {0, func() { codec.DecodeSidecar(sidecarValue) }},
+		"AppendMark":         {0, func() { codec.AppendMark(buf, codec.Mark{Now: 1_700_000_000_000_000_001, Clean: true}) }},
 		"DecodeMark":         {0, func() { codec.DecodeMark(markValue) }},
 		"DecodeIdentity":     {0, func() { codec.DecodeIdentity(identity) }},
 	} {

@@ -11,7 +11,6 @@ import (
 )
 
 // The tag is the byte that follows the prefix and tells what a key is for.
-// FORMAT.md lists the tags that are reserved.
 const (
 	tagChunk   = 'c'
 	tagHead    = 'h'
@@ -166,18 +165,22 @@ func (k Keyspace) ParseRequestKey(dst, b []byte) (deadline int64, key []byte, id
 	return int64(n), key, string(end), nil
 }
 
-// AppendSidecarKey appends the key of the sidecar of the slices from
-// n*SlicesPerSidecar on.
+// AppendSidecarKey appends the key of the sidecar n, which is about the slices
+// from n*SlicesPerSidecar to just before (n+1)*SlicesPerSidecar. The keys of
+// sidecars sort by n.
 func (k Keyspace) AppendSidecarKey(dst []byte, n uint8) []byte {
 	return append(k.appendTag(dst, tagSidecar), n)
 }
 
-// ParseSidecarKey returns the number of the sidecar that lies under b. Errors
-// wrap ErrCorrupt.
+// ParseSidecarKey returns the number of the sidecar whose key AppendSidecarKey
+// made b. Errors wrap ErrCorrupt.
 func (k Keyspace) ParseSidecarKey(b []byte) (n uint8, err error) {
 	rest, ok := k.cutTag(b, tagSidecar, 1)
-	if !ok || len(rest) != 1 {
+	switch {
+	case !ok:
 		return 0, corruptKey(b, "is not that of a sidecar")
+	case len(rest) > 1:
+		return 0, corruptKey(b, "goes on after its end")
 	}
 	return rest[0], nil
 }
@@ -189,26 +192,35 @@ func (k Keyspace) SidecarBounds() (lower, upper []byte) {
 }
 
 // HeadSlices returns the slices that can have heads among the keys from
-// smallest to largest: from first, to just before end.
+// smallest to largest, both included: from first, to just before end, 0..Slices.
+// The two may be any keys, also some that are not ours.
 func (k Keyspace) HeadSlices(smallest, largest []byte) (first, end int) {
-	return k.slicesBefore(smallest, 0), k.slicesBefore(largest, 1)
+	first, _ = k.slicesBefore(smallest)
+	end, inside := k.slicesBefore(largest)
+	if inside {
+		end++
+	}
+	return first, end
 }
 
-// slicesBefore returns how many slices end before b, plus extra if b lies in
-// one.
-func (k Keyspace) slicesBefore(b []byte, extra int) int {
-	if rest, ok := k.cutTag(b, tagHead, 2); ok {
-		return int(binary.BigEndian.Uint16(rest)) + extra
+// slicesBefore returns how many slices lie before b as a whole, and whether b
+// is inside the next one.
+func (k Keyspace) slicesBefore(b []byte) (n int, inside bool) {
+	rest, ok := bytes.CutPrefix(b, k.Prefix)
+	switch {
+	case !ok && bytes.Compare(b, k.Prefix) < 0, ok && (len(rest) == 0 || rest[0] < tagHead):
+		return 0, false
+	case !ok || rest[0] > tagHead:
+		return Slices, false
 	}
-	if bytes.Compare(b, k.appendTag(nil, tagHead+1)) < 0 {
-		return 0
-	}
-	return Slices
+	var slice [2]byte // a bound may have less
+	copy(slice[:], rest[1:])
+	return int(binary.BigEndian.Uint16(slice[:])), len(rest) > 3
 }
 
-// StateSpans returns the spans that hold the state of all keys of the user's:
-// the chunks, the heads, the request records and the sidecars, in the order in
-// which they lie. Each reaches from its first bound to just before its second.
+// StateSpans returns the spans that hold the state of all keys of the user's,
+// and what sums it up: the chunks, the heads, the request records and the
+// sidecars, in the order in which they lie. Each reaches from its first bound to just before its second.
 // No meta value is in them. The caller owns them.
 func (k Keyspace) StateSpans() [][2][]byte {
 	var spans [][2][]byte

@@ -333,9 +333,164 @@ func TestRequestStartAtTheEnd(t *testing.T) {
 	}
 }
 
+func TestSidecarKeyRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := keyspaces().Draw(t, "keyspace")
+		n := rapid.Uint8().Draw(t, "sidecar")
+		before := awkward(0).Draw(t, "before")
+
+		sidecar := k.AppendSidecarKey(bytes.Clone(before), n)
+		if !bytes.HasPrefix(sidecar, before) {
+			t.Fatalf("AppendSidecarKey made %x of what was in dst, %x", sidecar, before)
+		}
+		sidecar = sidecar[len(before):]
+		if got, err := k.ParseSidecarKey(sidecar); err != nil || got != n {
+			t.Fatalf("ParseSidecarKey(%x) = %d, %v, want %d", sidecar, got, err, n)
+		}
+
+		for i := range sidecar {
+			checkNotSidecarKey(t, k, sidecar[:i])
+		}
+		checkNotSidecarKey(t, k, append(bytes.Clone(sidecar), rapid.Byte().Draw(t, "trailing")))
+	})
+}
+
+func checkNotSidecarKey(t fataler, k codec.Keyspace, b []byte) {
+	if n, err := k.ParseSidecarKey(b); !errors.Is(err, codec.ErrCorrupt) || n != 0 {
+		t.Fatalf("ParseSidecarKey(%x) with prefix %x = %d, %v, want 0, ErrCorrupt", b, k.Prefix, n, err)
+	}
+}
+
+func TestParseSidecarKeyRefuses(t *testing.T) {
+	k := codec.Keyspace{Prefix: []byte("p/")}
+	for name, b := range map[string]string{
+		"nothing":        "",
+		"another prefix": "q/s\x12",
+		"no prefix":      "s\x12",
+		"another tag":    "p/h\x12",
+		"no number":      "p/s",
+		"a slice":        "p/s\x12\x34",
+		"an end":         "p/s\x12\x00\x01",
+	} {
+		t.Run(name, func(t *testing.T) { checkNotSidecarKey(t, k, []byte(b)) })
+	}
+}
+
+// The keys of sidecars lie as their slices do, and none is a prefix of another.
+func TestSidecarKeyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := keyspaces().Draw(t, "keyspace")
+		slice := rapid.OneOf(rapid.Uint16Range(254, 258), rapid.Uint16())
+		sliceA, sliceB := slice.Draw(t, "slice a"), slice.Draw(t, "slice b")
+		nA, nB := uint8(sliceA/codec.SlicesPerSidecar), uint8(sliceB/codec.SlicesPerSidecar)
+		a, b := k.AppendSidecarKey(nil, nA), k.AppendSidecarKey(nil, nB)
+
+		want := cmp.Compare(sliceA>>8, sliceB>>8)
+		if got := bytes.Compare(a, b); got != want {
+			t.Fatalf("the keys of the sidecars of slices %04x and %04x compare as %d, want %d", sliceA, sliceB, got, want)
+		}
+		if want != 0 && (bytes.HasPrefix(a, b) || bytes.HasPrefix(b, a)) {
+			t.Fatalf("of the keys %x and %x of sidecars one is a prefix of the other", a, b)
+		}
+	})
+}
+
+func TestHeadSlices(t *testing.T) {
+	type span struct{ smallest, largest string }
+	for _, prefix := range []string{"", "p/", "\x00h\xff", "\xff\xff"} {
+		k := codec.Keyspace{Prefix: []byte(prefix)}
+		for keys, want := range map[span][2]int{
+			{"h\x12\x34a\x00\x01", "h\x12\x34a\x00\x01"}:    {0x1234, 0x1235},
+			{"h\x12\x34a\x00\x01", "h\x56\x78b\x00\x01"}:    {0x1234, 0x5679},
+			{"h\x00\x00a\x00\x01", "h\xff\xffa\x00\x01"}:    {0, codec.Slices},
+			{"h\xff\xffa\x00\x01", "h\xff\xff\xff\xff\xff"}: {0xffff, codec.Slices},
+			{"h\x12\x34", "h\x12\x35"}:                      {0x1234, 0x1235},
+			{"h\x12\x34", "h\x12\x34\x00"}:                  {0x1234, 0x1235},
+			{"h\x12\x34", "h\x12\x34"}:                      {0x1234, 0x1234},
+			{"h\x12", "h\x13"}:                              {0x1200, 0x1300},
+			{"h", "h"}:                                      {0, 0},
+			{"h", "i"}:                                      {0, codec.Slices},
+			{"", "h\x12\x34a\x00\x01"}:                      {0, 0x1235},
+			{"c\x12\x34a\x00\x01", "h\x12\x34a\x00\x01"}:    {0, 0x1235},
+			{"h\x12\x34a\x00\x01", "mmark"}:                 {0x1234, codec.Slices},
+			{"c\x12\x34a\x00\x01", "mmark"}:                 {0, codec.Slices},
+			{"c\x12\x34a\x00\x01", "c\xff\xffa\x00\x01"}:    {0, 0},
+			{"i", "q"}:             {codec.Slices, codec.Slices},
+			{"midentity", "s\xff"}: {codec.Slices, codec.Slices},
+		} {
+			smallest, largest := prefix+keys.smallest, prefix+keys.largest
+			checkHeadSlices(t, k, smallest, largest, want[0], want[1])
+		}
+	}
+
+	// Keys of an application, around ours and beside them.
+	k := codec.Keyspace{Prefix: []byte("p/")}
+	checkHeadSlices(t, k, "", "", 0, 0)
+	checkHeadSlices(t, k, "a", "p", 0, 0)
+	checkHeadSlices(t, k, "h\x12\x34", "h\x56\x78", 0, 0)
+	checkHeadSlices(t, k, "p", "p/h\x12\x34a\x00\x01", 0, 0x1235)
+	checkHeadSlices(t, k, "a", "z", 0, codec.Slices)
+	checkHeadSlices(t, k, "p/h\x12\x34a\x00\x01", "p0", 0x1234, codec.Slices)
+	checkHeadSlices(t, k, "p0", "p0h\x12\x34", codec.Slices, codec.Slices)
+	checkHeadSlices(t, k, "z", "zz", codec.Slices, codec.Slices)
+}
+
+func checkHeadSlices(t *testing.T, k codec.Keyspace, smallest, largest string, wantFirst, wantEnd int) {
+	t.Helper()
+	if first, end := k.HeadSlices([]byte(smallest), []byte(largest)); first != wantFirst || end != wantEnd {
+		t.Errorf("HeadSlices(%q, %q) with prefix %q = %d, %d, want %d, %d", smallest, largest, k.Prefix, first, end, wantFirst, wantEnd)
+	}
+}
+
+// No head from smallest to largest is in a slice outside of first to end, and
+// the first and the last of these slices reach in among those keys.
+func TestHeadSlicesMissesNothing(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := keyspaces().Draw(t, "keyspace")
+		near := rapid.Uint16Range(254, 258)
+		keys := rapid.Custom(func(t *rapid.T) []byte {
+			key := k.AppendHead(nil, near.Draw(t, "slice"), awkward(1).Draw(t, "key"))
+			switch rapid.IntRange(0, 3).Draw(t, "kind") {
+			case 0:
+				key = key[:rapid.IntRange(0, len(key)).Draw(t, "cut")]
+			case 1:
+				key[rapid.IntRange(0, len(key)-1).Draw(t, "place")] += rapid.SampledFrom([]byte{1, 255}).Draw(t, "step")
+			case 2:
+				return awkward(0).Draw(t, "any")
+			}
+			return key
+		})
+		smallest, largest := keys.Draw(t, "smallest"), keys.Draw(t, "largest")
+		if bytes.Compare(smallest, largest) > 0 {
+			smallest, largest = largest, smallest
+		}
+		slice := near.Draw(t, "slice of a head")
+		head := k.AppendHead(nil, slice, awkward(1).Draw(t, "key of a head"))
+
+		first, end := k.HeadSlices(smallest, largest)
+		if first < 0 || first > end || end > codec.Slices {
+			t.Fatalf("HeadSlices(%x, %x) with prefix %x = %d, %d", smallest, largest, k.Prefix, first, end)
+		}
+		if bytes.Compare(smallest, head) <= 0 && bytes.Compare(head, largest) <= 0 && (int(slice) < first || int(slice) >= end) {
+			t.Fatalf("HeadSlices(%x, %x) with prefix %x = %d, %d, and head %x of slice %d lies among these keys",
+				smallest, largest, k.Prefix, first, end, head, slice)
+		}
+		if first == end {
+			return
+		}
+		for _, s := range []int{first, end - 1} {
+			from, to := k.AppendSliceStart(nil, s), k.AppendSliceStart(nil, s+1)
+			if bytes.Compare(largest, from) <= 0 || bytes.Compare(to, smallest) <= 0 {
+				t.Fatalf("HeadSlices(%x, %x) with prefix %x = %d, %d, and slice %d from %x to %x has none of these keys",
+					smallest, largest, k.Prefix, first, end, s, from, to)
+			}
+		}
+	})
+}
+
 func TestStateSpans(t *testing.T) {
 	k := codec.Keyspace{Prefix: []byte("p/")}
-	want := [][2]string{{"p/c", "p/d"}, {"p/h", "p/i"}, {"p/q", "p/r"}}
+	want := [][2]string{{"p/c", "p/d"}, {"p/h", "p/i"}, {"p/q", "p/r"}, {"p/s", "p/t"}}
 	var got [][2]string
 	for _, span := range k.StateSpans() {
 		got = append(got, [2]string{string(span[0]), string(span[1])})
@@ -353,6 +508,7 @@ func TestBounds(t *testing.T) {
 		head := k.AppendHead(nil, slice, key)
 		chunk := k.AppendChunkKey(nil, slice, key, ordinals().Draw(t, "ordinal"))
 		request := k.AppendRequestKey(nil, numbers(1, math.MaxInt64).Draw(t, "deadline"), key, ids().Draw(t, "id"))
+		sidecar := k.AppendSidecarKey(nil, rapid.Uint8().Draw(t, "sidecar"))
 		meta := k.AppendMeta(nil, rapid.StringN(0, 8, -1).Draw(t, "name"))
 		from, to := k.AppendSliceStart(nil, int(slice)), k.AppendSliceStart(nil, int(slice)+1)
 		first, end := k.AppendSliceStart(nil, 0), k.AppendSliceStart(nil, codec.Slices)
@@ -363,7 +519,7 @@ func TestBounds(t *testing.T) {
 		if !within(head, first, end) {
 			t.Fatalf("head %x is outside the heads, %x to %x", head, first, end)
 		}
-		for _, key := range [][]byte{chunk, request, meta} {
+		for _, key := range [][]byte{chunk, request, sidecar, meta} {
 			if within(key, first, end) {
 				t.Fatalf("key %x is inside the heads, %x to %x", key, first, end)
 			}
@@ -372,10 +528,11 @@ func TestBounds(t *testing.T) {
 			key  []byte
 			want []bool
 		}{
-			{chunk, []bool{true, false, false}},
-			{head, []bool{false, true, false}},
-			{request, []bool{false, false, true}},
-			{meta, []bool{false, false, false}},
+			{chunk, []bool{true, false, false, false}},
+			{head, []bool{false, true, false, false}},
+			{request, []bool{false, false, true, false}},
+			{sidecar, []bool{false, false, false, true}},
+			{meta, []bool{false, false, false, false}},
 		} {
 			var got []bool
 			for _, span := range k.StateSpans() {
@@ -387,7 +544,7 @@ func TestBounds(t *testing.T) {
 		}
 
 		lower, upper := k.Bounds()
-		for _, key := range [][]byte{head, chunk, request, meta, first, end} {
+		for _, key := range [][]byte{head, chunk, request, sidecar, meta, first, end} {
 			if !within(key, lower, upper) {
 				t.Fatalf("key %x is outside the bounds %x to %x", key, lower, upper)
 			}
@@ -430,6 +587,8 @@ func FuzzParseKey(f *testing.F) {
 			f.Add([]byte(v.prefix), e.bytes)
 		case requestKey:
 			f.Add([]byte(v.prefix), e.bytes)
+		case sidecarKey:
+			f.Add([]byte(v.prefix), e.bytes)
 		}
 	}
 	f.Add([]byte{}, []byte("h\x00\x00\x00\xff\x00\xff\x00\x01"))
@@ -451,6 +610,11 @@ func FuzzParseKey(f *testing.F) {
 			checkNotRequestKey(t, k, b)
 		} else {
 			found = append(found, k.AppendRequestKey(nil, deadline, key, id))
+		}
+		if n, err := k.ParseSidecarKey(b); err != nil {
+			checkNotSidecarKey(t, k, b)
+		} else {
+			found = append(found, k.AppendSidecarKey(nil, n))
 		}
 		if len(found) > 1 || len(found) == 1 && !bytes.Equal(found[0], b) {
 			t.Fatalf("key %x with prefix %x is read as %x", b, prefix, found)
@@ -513,5 +677,13 @@ func BenchmarkAppendRequestKey(b *testing.B) {
 	var buf []byte
 	for b.Loop() {
 		buf = k.AppendRequestKey(buf[:0], 1_700_000_060_000_000_001, key, "order-1")
+	}
+}
+
+func BenchmarkAppendSidecarKey(b *testing.B) {
+	k := codec.Keyspace{Seed: 1}
+	var buf []byte
+	for b.Loop() {
+		buf = k.AppendSidecarKey(buf[:0], 0x12)
 	}
 }

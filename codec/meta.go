@@ -9,7 +9,7 @@ import (
 // The names of the meta values.
 const (
 	MetaIdentity = "identity" // an Identity
-	MetaMark     = "mark"     // the mark
+	MetaMark     = "mark"     // a Mark
 )
 
 // writer is the first field of an identity.
@@ -73,7 +73,12 @@ func DecodeMark(b []byte) (Mark, error) {
 	r := open(b)
 	m := Mark{Now: r.int()}
 	if r.left > 0 {
-		m.Clean = r.uint() == 1
+		clean := r.uint()
+		// 0 holds the place where later fields follow, and only there.
+		if clean > 1 || clean == 0 && r.left == 0 {
+			r.fail("neither a clean mark nor another")
+		}
+		m.Clean = clean == 1
 	}
 	if err := r.finish(); err != nil {
 		return Mark{}, err

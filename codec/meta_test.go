@@ -73,19 +73,23 @@ func TestDecodeIdentityRefuses(t *testing.T) {
 
 func TestMarkAgainstLibrary(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		now := numbers(0, math.MaxInt64).Draw(t, "now")
-		value := codec.AppendMark([]byte("dst"), codec.Mark{Now: now})
+		m := codec.Mark{Now: numbers(0, math.MaxInt64).Draw(t, "now"), Clean: rapid.Bool().Draw(t, "clean")}
+		f, place := []any{m.Now}, []any{m.Now, 0}
+		if m.Clean {
+			f, place = []any{m.Now, 1}, []any{m.Now, 1}
+		}
+		value := codec.AppendMark([]byte("dst"), m)
 		if string(value[:3]) != "dst" {
 			t.Fatalf("AppendMark made %x of what was in dst", value)
 		}
 		value = value[3:]
 
-		if want := encode(t, []any{now}, true); !bytes.Equal(value, want) {
-			t.Fatalf("AppendMark(%d) = %x, the library writes %x", now, value, want)
+		if want := encode(t, f, true); !bytes.Equal(value, want) {
+			t.Fatalf("AppendMark(%+v) = %x, the library writes %x", m, value, want)
 		}
-		checkMark(t, value, now)
-		checkMark(t, encode(t, []any{now}, false), now)
-		checkMark(t, encode(t, []any{now, tail().Draw(t, "tail")}, true), now)
+		checkMark(t, value, m)
+		checkMark(t, encode(t, f, false), m)
+		checkMark(t, encode(t, append(place, tail().Draw(t, "tail")), true), m)
 		for i := range value {
 			checkNotMark(t, value[:i], codec.ErrCorrupt)
 		}
@@ -93,35 +97,49 @@ func TestMarkAgainstLibrary(t *testing.T) {
 	})
 }
 
-func checkMark(t fataler, b []byte, want int64) {
-	if got, err := codec.DecodeMark(b); err != nil || got.Now != want {
-		t.Fatalf("DecodeMark(%x) = %v, %v, want %d", b, got, err, want)
+func checkMark(t fataler, b []byte, want codec.Mark) {
+	if got, err := codec.DecodeMark(b); err != nil || got != want {
+		t.Fatalf("DecodeMark(%x) = %+v, %v, want %+v", b, got, err, want)
 	}
 }
 
 func checkNotMark(t fataler, b []byte, want error) {
 	if got, err := codec.DecodeMark(b); !errors.Is(err, want) || got != (codec.Mark{}) {
-		t.Fatalf("DecodeMark(%x) = %v, %v, want 0, %v", b, got, err, want)
+		t.Fatalf("DecodeMark(%x) = %+v, %v, want no mark, %v", b, got, err, want)
 	}
 }
 
 func TestDecodeMarkRefuses(t *testing.T) {
 	for name, f := range map[string][]any{
-		"no array":  nil,
-		"no fields": {},
-		"nil":       {nil},
-		"negative":  {-1},
-		"2^63":      {uint64(1 << 63)},
-		"a float":   {1.0},
-		"a string":  {"1"},
+		"no array":              nil,
+		"no fields":             {},
+		"nil":                   {nil},
+		"negative":              {-1},
+		"2^63":                  {uint64(1 << 63)},
+		"a float":               {1.0},
+		"a string":              {"1"},
+		"clean nil":             {5, nil},
+		"clean a boolean":       {5, true},
+		"clean negative":        {5, -1},
+		"clean 2":               {5, 2},
+		"clean 257":             {5, 257},
+		"clean 0 for no reason": {5, 0},
+		"clean 2, and more":     {5, 2, "later"},
+		"clean nil, and more":   {5, nil, "later"},
+		"clean, now nil":        {nil, 1},
 	} {
-		t.Run(name, func(t *testing.T) { checkNotMark(t, encode(t, f, true), codec.ErrCorrupt) })
+		t.Run(name, func(t *testing.T) {
+			checkNotMark(t, encode(t, f, true), codec.ErrCorrupt)
+			checkNotMark(t, encode(t, f, false), codec.ErrCorrupt)
+		})
 	}
 	checkNotMark(t, []byte{codec.Version + 1, 0x91, 5}, codec.ErrVersion)
 }
 
 func TestAppendMarkRefuses(t *testing.T) {
-	checkPanic(t, "AppendMark(nil, -1)", func() { codec.AppendMark(nil, codec.Mark{Now: -1}) })
+	for _, m := range []codec.Mark{{Now: -1}, {Now: math.MinInt64, Clean: true}} {
+		checkPanic(t, fmt.Sprintf("AppendMark(%+v)", m), func() { codec.AppendMark(nil, m) })
+	}
 }
 
 func BenchmarkAppendMark(b *testing.B) {

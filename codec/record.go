@@ -45,9 +45,9 @@ func DecodeState(b []byte) (limit.State, error) {
 	return s, nil
 }
 
-// DecodeDeadline returns the deadline of the record b, which may be of any kind.
-// It reads no further, so DecodeState may still refuse the record. Errors wrap
-// ErrCorrupt or ErrVersion.
+// DecodeDeadline returns the deadline of the record b, 1..2^63-1, which may be
+// of any kind. It reads no further, so DecodeState may still refuse the record.
+// Errors wrap ErrCorrupt or ErrVersion.
 func DecodeDeadline(b []byte) (int64, error) {
 	r := open(b)
 	deadline := r.int()

@@ -111,6 +111,9 @@ func checkState(t fataler, b []byte, want limit.State) {
 	if got, err := codec.DecodeState(b); err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("DecodeState(%x) = %s, %v, want %s", b, show(got), err, show(want))
 	}
+	if got, err := codec.DecodeDeadline(b); err != nil || got != want.Deadline() {
+		t.Fatalf("DecodeDeadline(%x) = %d, %v, want %d", b, got, err, want.Deadline())
+	}
 }
 
 // show prints s with what is in its list.
@@ -225,6 +228,64 @@ func TestDecodeStateRefuses(t *testing.T) {
 	for version := codec.Version + 1; version < 256; version++ {
 		checkNotState(t, []byte{byte(version)}, codec.ErrVersion)
 		checkNotState(t, []byte{byte(version), 0x92, 5, 1}, codec.ErrVersion)
+	}
+}
+
+// A deadline is read also of a record whose other fields are not, or not yet,
+// understood.
+func TestDecodeDeadline(t *testing.T) {
+	for name, f := range map[string][]any{
+		"no kind":        {5},
+		"kind nil":       {5, nil},
+		"kind unknown":   {5, 99},
+		"short negative": {5, int(limit.KindGCRA), -1, 3},
+		"no quota":       {5, int(limit.KindQuota)},
+		"no list":        {5, int(limit.KindRolling), 0, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkNotFields(t, f)
+			b := encode(t, f, true)
+			if got, err := codec.DecodeDeadline(b); err != nil || got != 5 {
+				t.Errorf("DecodeDeadline(%x) = %d, %v, want 5", b, got, err)
+			}
+		})
+	}
+	for _, b := range []string{"\x01\x92\x05", "\x01\x92\x05\xc1", "\x01\x91\x05\x01"} { // it reads no further
+		if got, err := codec.DecodeDeadline([]byte(b)); err != nil || got != 5 {
+			t.Errorf("DecodeDeadline(%x) = %d, %v, want 5", b, got, err)
+		}
+	}
+	for name, f := range map[string][]any{
+		"no array":          nil,
+		"no fields":         {},
+		"deadline nil":      {nil, 1},
+		"deadline 0":        {0, 1},
+		"deadline negative": {-1, 1},
+		"deadline 2^63":     {uint64(1 << 63), 1},
+		"deadline a float":  {5.0, 1},
+		"deadline a string": {"5", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkNotDeadline(t, encode(t, f, true), codec.ErrCorrupt)
+			checkNotDeadline(t, encode(t, f, false), codec.ErrCorrupt)
+		})
+	}
+	for name, b := range map[string]string{
+		"nothing":         "",
+		"a version alone": "\x01",
+		"an array alone":  "\x01\x92",
+		"half a deadline": "\x01\x92\xcd\x00",
+		"a map":           "\x01\x81\x05\x01",
+		"version 0":       "\x00\x92\x05\x01",
+	} {
+		t.Run(name, func(t *testing.T) { checkNotDeadline(t, []byte(b), codec.ErrCorrupt) })
+	}
+	checkNotDeadline(t, []byte{codec.Version + 1, 0x92, 5, 1}, codec.ErrVersion)
+}
+
+func checkNotDeadline(t fataler, b []byte, want error) {
+	if got, err := codec.DecodeDeadline(b); !errors.Is(err, want) || got != 0 {
+		t.Fatalf("DecodeDeadline(%x) = %d, %v, want 0, %v", b, got, err, want)
 	}
 }
 
@@ -353,6 +414,11 @@ func FuzzDecodeState(f *testing.F) {
 			if !errors.Is(err, codec.ErrCorrupt) && !errors.Is(err, codec.ErrVersion) {
 				t.Fatalf("DecodeState(%x): %v", b, err)
 			}
+			// The deadline may be readable all the same.
+			deadline, err := codec.DecodeDeadline(b)
+			if (err == nil) != (deadline > 0) || err != nil && !errors.Is(err, codec.ErrCorrupt) && !errors.Is(err, codec.ErrVersion) {
+				t.Fatalf("DecodeDeadline(%x) = %d, %v", b, deadline, err)
+			}
 			return
 		}
 		record := codec.AppendState(nil, s)
@@ -478,4 +544,15 @@ func BenchmarkDecodeState(b *testing.B) {
 			}
 		}
 	})
+}
+
+func BenchmarkDecodeDeadline(b *testing.B) {
+	for _, c := range benchmarkStates {
+		b.Run(c.name, func(b *testing.B) {
+			record := codec.AppendState(nil, c.state)
+			for b.Loop() {
+				codec.DecodeDeadline(record)
+			}
+		})
+	}
 }

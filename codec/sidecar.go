@@ -11,17 +11,22 @@ const (
 	// SidecarBuckets is how many buckets a sidecar has. FORMAT.md tells which
 	// deadlines each of them counts.
 	SidecarBuckets = 144
+
+	// maxSidecarCount is the largest count that a sidecar keeps for a bucket, so
+	// that the sum of all of a store fits into an int64.
+	maxSidecarCount = 1 << 47
 )
 
-// Sidecar is what the store keeps of a sidecar: how many heads fall due in
-// which stretch of time.
+// Sidecar sums up the deadlines of the heads in SlicesPerSidecar slices: how
+// many of them lie in which stretch of time. It is a hint where heads may be
+// due; only the record of a head tells whether that one is.
 type Sidecar struct {
 	Since  int64                 // what the buckets count from, in nanoseconds since the Unix epoch
-	Counts [SidecarBuckets]int64 // heads by bucket
+	Counts [SidecarBuckets]int64 // heads by bucket, 0..2^47
 }
 
-// AppendSidecar appends the value of s. A count below 0 is taken for 0, and a
-// Since below 0 is not allowed.
+// AppendSidecar appends the value of s. A count outside of 0..2^47 is taken for
+// the nearest one inside. It panics if Since is negative.
 func AppendSidecar(dst []byte, s *Sidecar) []byte {
 	if s.Since < 0 {
 		panic("codec: negative time of a sidecar")
@@ -37,7 +42,7 @@ func AppendSidecar(dst []byte, s *Sidecar) []byte {
 			continue
 		}
 		dst = binary.AppendUvarint(dst, skipped)
-		dst = binary.AppendUvarint(dst, uint64(n))
+		dst = binary.AppendUvarint(dst, uint64(min(n, maxSidecarCount)))
 		skipped = 0
 	}
 	return closeBin(dst, start)
@@ -51,11 +56,11 @@ func DecodeSidecar(b []byte) (Sidecar, error) {
 	bucket := uint64(0)
 	for pairs := r.bin(); len(pairs) > 0; bucket++ {
 		skipped, rest, ok := cutUvarint(pairs)
-		var n uint64
+		n := uint64(0)
 		if ok {
 			n, rest, ok = cutUvarint(rest)
 		}
-		bucket += min(skipped, SidecarBuckets)
+		bucket += min(skipped, SidecarBuckets) // which is past the end, and no sum wraps around
 		if !ok || n == 0 || n > maxSidecarCount || bucket >= SidecarBuckets {
 			r.fail("malformed bucket")
 			break
@@ -68,7 +73,3 @@ func DecodeSidecar(b []byte) (Sidecar, error) {
 	}
 	return s, nil
 }
-
-// maxSidecarCount is the largest count of a bucket, so that no sum of them
-// overflows.
-const maxSidecarCount = 1 << 48

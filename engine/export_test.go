@@ -10,6 +10,13 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
+// OnLook has the purge call fn between each look and the turn that follows.
+func (l *Limiter) OnLook(fn func()) {
+	l.purger.mu.Lock()
+	defer l.purger.mu.Unlock()
+	l.purger.looked = fn
+}
+
 // DB returns the store under l.
 func (l *Limiter) DB() *pebble.DB { return l.db }
 
@@ -43,6 +50,8 @@ func (l *Limiter) RangeTombstones() (n int) {
 // their quota has spent, chunks are where their list says, what is cached is
 // what is stored, and Pebble's levels are in order. Nobody may use l meanwhile.
 func (l *Limiter) Check() error {
+	l.purger.mu.Lock() // what it stages is still to come
+	defer l.purger.mu.Unlock()
 	if err := l.Sync(); err != nil {
 		return err
 	}

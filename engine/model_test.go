@@ -550,7 +550,7 @@ func TestModel(t *testing.T) {
 	for _, d := range []engine.Durability{engine.Always, engine.Interval, engine.Never} {
 		t.Run(d.String(), func(t *testing.T) {
 			for seed := range uint64(2) {
-				t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, d, seed, seen) })
+				t.Run(fmt.Sprint(seed), func(t *testing.T) { runModel(t, d, purgeOff, seed, seen) })
 			}
 		})
 	}
@@ -564,13 +564,45 @@ func TestModel(t *testing.T) {
 	}
 }
 
-func runModel(t *testing.T, d engine.Durability, seed uint64, seen map[string]int) {
+// TestPurgeIsNeutral replays traces with the purge at work all the while, with
+// one after each operation that meets the next operation in the middle, and
+// with reopened stores and power cuts in between. All are to answer like the
+// model, which never forgets what has expired.
+func TestPurgeIsNeutral(t *testing.T) {
+	seen := map[string]int{}
+	for name, p := range map[string]purging{"on": purgeOn, "each step": purgeEachStep} {
+		for _, d := range []engine.Durability{engine.Always, engine.Interval} {
+			for seed := range uint64(2) {
+				t.Run(fmt.Sprintf("%s/%s/%d", name, d, seed), func(t *testing.T) { runModel(t, d, p, seed, seen) })
+			}
+		}
+	}
+	for _, name := range []string{"purged", "power cut", "operation between look and turn"} {
+		if seen[name] < 20 {
+			t.Errorf("%q came up %d times in %v, want 20 or more", name, seen[name], seen)
+		}
+	}
+}
+
+// purging is when a store purges in a trace.
+type purging int
+
+const (
+	purgeOff purging = iota
+	purgeOn
+	purgeEachStep
+)
+
+func runModel(t *testing.T, d engine.Durability, purging purging, seed uint64, seen map[string]int) {
 	tr := newTrace(seed)
+	fs := vfs.NewCrashableMem()
 	opts := engine.Options{
 		Durability:   d,
 		SyncInterval: time.Millisecond,
+		NoPurge:      purging != purgeOn,
+		PurgeWait:    1,
 		Now:          tr.clock.Now,
-		FS:           vfs.NewMem(),
+		FS:           fs,
 	}
 	if seed%2 == 0 {
 		opts.CacheSize = 1 // an entry for each shard
@@ -579,7 +611,7 @@ func runModel(t *testing.T, d engine.Durability, seed uint64, seen map[string]in
 		opts.SyncInterval = time.Hour // only what somebody waits for is written
 	}
 	l := open(t, "store", opts)
-	do := func(ops ...engine.Op) {
+	carryOut := func(ops ...engine.Op) {
 		t.Helper()
 		for i, got := range l.Do(ops, nil) {
 			want := tr.do(ops[i])
@@ -587,6 +619,36 @@ func runModel(t *testing.T, d engine.Durability, seed uint64, seen map[string]in
 			if want.Err != nil {
 				tr.seen[want.Err.Error()]++
 			}
+		}
+	}
+	// middle is carried out between the next look of a purge and its turn.
+	var middle []engine.Op
+	steps := rand.New(rand.NewPCG(seed, 1)) // of its own, so that the trace stays the same
+	purge := func() {
+		t.Helper()
+		l.OnLook(func() {
+			if len(middle) > 0 {
+				tr.seen["operation between look and turn"]++
+			}
+			ops := middle
+			middle = nil
+			carryOut(ops...)
+		})
+		if err := l.Purge(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.OnLook(nil)
+	}
+	do := func(ops ...engine.Op) {
+		t.Helper()
+		if purging == purgeEachStep && steps.IntN(2) == 0 {
+			middle = ops
+			purge()
+			ops, middle = middle, nil // unless there was nothing to look at
+		}
+		carryOut(ops...)
+		if purging == purgeEachStep || purging == purgeOn && steps.IntN(50) == 0 {
+			purge()
 		}
 	}
 	resetAll := func() {
@@ -609,6 +671,17 @@ func runModel(t *testing.T, d engine.Durability, seed uint64, seen map[string]in
 		tr.tick()
 		switch tr.rng.IntN(200) {
 		case 0, 1:
+			if purging != purgeOff {
+				// The mark is then the same whatever was purged.
+				carryOut(engine.Op{Verb: engine.OpThrottle, Key: []byte("pin"), Rate: limit.Rate{Burst: 1 << 40, Count: 1, Period: 1}, N: 1})
+				tr.seen["purged"] += int(l.Metrics().Purged)
+			}
+			if purging != purgeOff && steps.IntN(2) == 0 {
+				tr.seen["power cut"]++
+				must(t, l.Sync)
+				fs = fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: steps.IntN(2) * 100, RNG: steps})
+				opts.FS = fs
+			}
 			l = reopen(t, l, "store", opts)
 			tr.reopened()
 		case 2:
@@ -629,8 +702,9 @@ func runModel(t *testing.T, d engine.Durability, seed uint64, seen map[string]in
 			if err := l.Sync(); err != nil {
 				t.Fatal(err)
 			}
-			if got := storedMark(t, l); got != tr.mark {
-				t.Fatalf("the mark is %d, want %d", got, tr.mark)
+			// A purge brings its own mark.
+			if got := storedMark(t, l); got != tr.mark && (purging == purgeOff || got < tr.mark || got > tr.now) {
+				t.Fatalf("the mark is %d, want %d, and the time is %d", got, tr.mark, tr.now)
 			}
 		case 8, 9, 10, 11, 12:
 			tr.burst(one)

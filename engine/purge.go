@@ -45,6 +45,7 @@ type purger struct {
 	mu      sync.Mutex // held during a pass; it comes before all other locks
 	horizon ttl.Horizon
 	look    look
+	looked  func() // for tests: called between a look and its turn
 	staged  int    // deletions since the last wait
 	round   uint64 // the newest that has some
 
@@ -132,9 +133,10 @@ func (l *Limiter) pass() error {
 	defer p.mu.Unlock()
 	ticker := time.NewTicker(paceTick)
 	defer ticker.Stop()
-	budget := 0
+	perTick := l.opts.PurgePace/int64(time.Second/paceTick) + 1
+	budget := perTick
 	pace := func(looked int) error {
-		for budget -= looked; budget < 0; budget += int(min(l.opts.PurgePace/int64(time.Second/paceTick)+1, 1<<30)) {
+		for budget -= int64(looked); budget < 0; budget += perTick {
 			select {
 			case <-p.stop:
 				return errStopped
@@ -233,6 +235,9 @@ func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) 
 	sh, sc := l.sidecar(n)
 	if err := l.read(&p.look, sh, sc, first, end, horizon); err != nil {
 		return err
+	}
+	if p.looked != nil {
+		p.looked()
 	}
 	sh.mu.Lock()
 	if sc.clears != clears {

@@ -12,11 +12,6 @@ import (
 // checkSidecars tells whether the sidecars that are exact count what the store
 // has.
 func (l *Limiter) checkSidecars() error {
-	l.purger.mu.Lock()
-	defer l.purger.mu.Unlock()
-	if err := l.waitApplied(l.purger.round); err != nil {
-		return err
-	}
 	for n := range codec.Sidecars {
 		if err := l.checkSidecar(n); err != nil {
 			return fmt.Errorf("sidecar %d: %w", n, err)
