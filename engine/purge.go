@@ -23,9 +23,15 @@ const (
 	// looked at as a whole.
 	lookSize = 2048
 
-	// guessedStep is how many slices are looked at at once when it is not known
-	// how many records they have.
-	guessedStep = 8
+	// maxLook is how many records a look reads at most, for want of knowing
+	// how many there are. Then the pass begins anew, with crowdedStep slices a
+	// look.
+	maxLook     = 4 * lookSize
+	crowdedStep = 4
+
+	// maxGuesses is how many guesses a pass replaces, so that opening a store
+	// after a crash does not begin with reading all of it.
+	maxGuesses = 8
 
 	// maxPurging is how many deletions a pass stages before it waits until
 	// they are applied, so that no round grows much by them.
@@ -124,9 +130,12 @@ var errStopped = errors.New("engine: pass stopped")
 // errCleared is why a look comes to nothing: all keys have been forgotten.
 var errCleared = errors.New("engine: keys forgotten")
 
+// errCrowded is why a look is given up: there is more than it can read.
+var errCrowded = errors.New("engine: too many records for one look")
+
 // pass looks at all sidecars and goes over the slices of those that call for
-// it: by what they say is due or, where they are guesses, when Pebble has just
-// written the slices or it is their turn, which is that of one each time.
+// it: by what they say is due. Where they are guesses, some are made anew each
+// time, of slices that Pebble has just written, which are at hand, and one more.
 func (l *Limiter) pass() error {
 	p := &l.purger
 	p.mu.Lock()
@@ -147,15 +156,20 @@ func (l *Limiter) pass() error {
 	}
 	horizon := l.horizon()
 	var errs []error
-	guessed := false
+	guesses, turn := maxGuesses, 1
 	for n := range codec.Sidecars {
-		written := p.written[n/64].And(^(uint64(1)<<(n%64)))>>(n%64)&1 != 0
 		sh, sc := l.sidecar(n)
 		sh.mu.Lock()
 		due := sc.sum.Worth(horizon, l.opts.PurgeWait)
-		if !due && !sc.exact {
-			due = written || !guessed
-			guessed = guessed || !written
+		if bit := uint64(1) << (n % 64); !sc.exact && p.written[n/64].Load()&bit != 0 {
+			if guesses > 0 {
+				p.written[n/64].And(^bit)
+				guesses--
+				due = true
+			}
+		} else if !sc.exact && turn > 0 {
+			turn--
+			due = true
 		}
 		due = due && (sc.failed == 0 || horizon-sc.failed >= int64(l.opts.PurgeWait))
 		sh.mu.Unlock()
@@ -194,15 +208,18 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	sh.mu.Lock()
 	sc.next, sc.passed = &next, first
 	clears := sc.clears
-	step := guessedStep
-	if sc.exact {
-		step = int(max(1, lookSize/max(1, sc.sum.Records()/codec.SlicesPerSidecar)))
-	}
+	step := int(max(1, lookSize/max(1, sc.sum.Records()/codec.SlicesPerSidecar)))
 	sh.mu.Unlock()
 
 	for end, from := first+codec.SlicesPerSidecar, first; from < end && err == nil; {
 		to := min(from+step, end)
 		err = l.filterSlices(n, from, to, horizon, clears)
+		if errors.Is(err, errCrowded) {
+			sh.mu.Lock()
+			next, sc.passed = ttl.NewSidecar(horizon), first
+			sh.mu.Unlock()
+			to, step, err = first, crowdedStep, nil
+		}
 		if err == nil {
 			err = pace(1 + int(l.purger.look.sum.Records()))
 		}
@@ -295,6 +312,9 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 		}
 		verdict := ttl.Filter(value, horizon)
 		k.sum.Add(verdict.Deadline)
+		if k.sum.Records() > maxLook && end-first > crowdedStep {
+			return errCrowded
+		}
 		if !verdict.Drop {
 			continue
 		}
