@@ -237,7 +237,7 @@ func (o *Options) setDefaults() {
 	o.QuotaMaxWindow = cmp.Or(o.QuotaMaxWindow, 24*time.Hour)
 	o.RollingMaxWindow = cmp.Or(o.RollingMaxWindow, 24*time.Hour)
 	o.PurgePace = cmp.Or(o.PurgePace, 2_000_000)
-	o.PurgeWait = cmp.Or(o.PurgeWait, 10*time.Minute)
+	o.PurgeWait = cmp.Or(o.PurgeWait, DefaultPurgeWait)
 	o.PurgeAhead = cmp.Or(o.PurgeAhead, 48*time.Hour)
 	o.PurgeConfirm = cmp.Or(o.PurgeConfirm, 10*time.Minute)
 	o.SyncInterval = cmp.Or(o.SyncInterval, 10*time.Millisecond)

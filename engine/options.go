@@ -50,6 +50,9 @@ const (
 	MaxWindow = limit.MaxWindow
 )
 
+// DefaultPurgeWait is the default of Options.PurgeWait.
+const DefaultPurgeWait = 10 * time.Minute
+
 // Options are the settings of a Limiter. The zero value is the safe one.
 type Options struct {
 	// Durability is when a call returns. The default is Always.
