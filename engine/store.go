@@ -39,16 +39,30 @@ const slowDisk = 5 * time.Second
 // open opens the store in dir and returns its mark. When it fails nothing is
 // left open.
 func (s *store) open(dir string, opts *Options) (mark int64, err error) {
+	if err := makeDir(opts.FS, dir); err != nil {
+		return 0, fmt.Errorf("engine: make the store's directory: %w", err)
+	}
+	if dir, err = s.attach(dir, opts, false); err != nil {
+		return 0, err
+	}
+	mark, err = s.identify(dir)
+	if err = cmp.Or(s.failure.get(), err); err != nil {
+		return 0, errors.Join(err, s.close())
+	}
+	return mark, nil
+}
+
+// attach locks dir and opens the Pebble store in it, whoever it belongs to. It
+// returns the directory by its one name. One that is read only has to be there,
+// and is not changed. When attach fails nothing is left open.
+func (s *store) attach(dir string, opts *Options, readOnly bool) (_ string, err error) {
 	s.failure.failed = make(chan struct{})
 	log := &logger{log: opts.Logger, failure: &s.failure}
 	fsys := opts.FS
-	if err := makeDir(fsys, dir); err != nil {
-		return 0, fmt.Errorf("engine: make the store's directory: %w", err)
-	}
 	if fsys == defaultFS {
 		// Within a process the lock goes by the name of the directory.
 		if dir, err = realPath(dir); err != nil {
-			return 0, fmt.Errorf("engine: find the store's directory: %w", err)
+			return "", fmt.Errorf("engine: find the store's directory: %w", err)
 		}
 	}
 	fsys, s.health = vfs.WithDiskHealthChecks(fsys, slowDisk, nil, func(info vfs.DiskSlowInfo) {
@@ -61,15 +75,18 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	}()
 	// Locking makes a file, so look first. Whatever else there is to say may
 	// be due to somebody who has the store open.
-	if _, err := peek(dir, fsys); errors.Is(err, ErrForeign) {
-		return 0, err
+	found, err := peek(dir, fsys)
+	if errors.Is(err, ErrForeign) {
+		return "", err
+	}
+	if readOnly && err == nil && !found.Exists {
+		return "", fmt.Errorf("%w: there is none in %s", ErrForeign, dir)
 	}
 	if s.lock, err = lock(dir, fsys); err != nil {
-		return 0, err
+		return "", err
 	}
-	found, err := peek(dir, fsys)
-	if err != nil {
-		return 0, err
+	if found, err = peek(dir, fsys); err != nil {
+		return "", err
 	}
 	// A store that turns out to be foreign is not to be raised to a format
 	// that its owner can't read.
@@ -80,13 +97,14 @@ func (s *store) open(dir string, opts *Options) (mark int64, err error) {
 	cache := pebble.NewCache(opts.BlockCacheSize)
 	defer cache.Unref()
 	disk := newDisk(fsys, &s.failure)
-	if s.db, err = pebble.Open(dir, pebbleOptions(format, disk, cache, s.lock, log)); err != nil {
+	options := pebbleOptions(format, disk, cache, s.lock, log)
+	options.ReadOnly = readOnly
+	if s.db, err = pebble.Open(dir, options); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
-		return 0, fmt.Errorf("engine: open the store in %s: %w", dir, err)
+		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
-	mark, err = s.identify(dir)
-	return mark, cmp.Or(s.failure.get(), err)
+	return dir, nil
 }
 
 // makeDir makes dir and the directories above it that are missing, so that a
@@ -192,13 +210,10 @@ func (s *store) identify(dir string) (mark int64, err error) {
 	if err != nil {
 		return 0, storageError(err)
 	}
-	id, err := codec.DecodeIdentity(value)
+	id, err := identityOf(dir, value)
 	closer.Close()
-	switch {
-	case errors.Is(err, codec.ErrVersion), err == nil && id.Format > codec.Format:
-		return 0, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
-	case err != nil:
-		return 0, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
+	if err != nil {
+		return 0, err
 	}
 	s.seed = id.Seed
 	if err := s.db.RatchetFormatMajorVersion(pebble.FormatNewest); err != nil {
@@ -217,6 +232,19 @@ func (s *store) identify(dir string) (mark int64, err error) {
 		return 0, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
 	}
 	return m.Now, nil
+}
+
+// identityOf reads the identity of the store in dir, and refuses that of a store
+// that is not ours or too new.
+func identityOf(dir string, value []byte) (codec.Identity, error) {
+	id, err := codec.DecodeIdentity(value)
+	switch {
+	case errors.Is(err, codec.ErrVersion), err == nil && id.Format > codec.Format:
+		return codec.Identity{}, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
+	case err != nil:
+		return codec.Identity{}, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
+	}
+	return id, nil
 }
 
 // create writes the identity of a new store.
