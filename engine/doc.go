@@ -37,7 +37,7 @@
 // When a write fails every call under way gets an error that wraps ErrStorage,
 // and so does every later one: a store that can't write is not asked what it
 // holds. The process goes on; open the store again once the disk
-// is mended.
+// is mended. Check tells whether a store that nobody has open is whole.
 //
 // # Time
 //

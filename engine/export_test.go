@@ -45,10 +45,8 @@ func (l *Limiter) RangeTombstones() (n int) {
 	return n
 }
 
-// Check looks at the whole store: every key is one that a limiter writes, every
-// value decodes, heads lie in their key's slice, request records add up to what
-// their quota has spent, chunks are where their list says, what is cached is
-// what is stored, and Pebble's levels are in order. Nobody may use l meanwhile.
+// Check looks at the whole store, as the function Check does, and at the caches:
+// what is cached is what is stored. Nobody may use l meanwhile.
 func (l *Limiter) Check() error {
 	l.purger.mu.Lock() // what it stages is still to come
 	defer l.purger.mu.Unlock()
@@ -58,24 +56,18 @@ func (l *Limiter) Check() error {
 	if err := l.db.CheckLevels(nil); err != nil {
 		return err
 	}
-	c := checker{
-		l:     l,
-		now:   l.clock.now(),
-		heads: make(map[string]limit.State),
-		spent: make(map[window]int64),
-		next:  make(map[string]limit.Span),
+	snapshot := l.db.NewSnapshot()
+	defer snapshot.Close()
+	c := checker{db: snapshot, keys: l.keys}
+	now := l.clock.now()
+	c.check(now)
+	if c.mark.Now > now {
+		return fmt.Errorf("the mark %d lies in the future", c.mark.Now)
 	}
-	it, err := l.db.NewIter(nil)
-	if err != nil {
-		return err
+	for _, d := range c.report.Damage {
+		return fmt.Errorf("%d damages, the first: %q: %s", c.report.Damaged, d.Key, d.What)
 	}
-	defer it.Close()
-	for it.First(); it.Valid(); it.Next() {
-		if err := c.record(it.Key(), it.Value()); err != nil {
-			return fmt.Errorf("%q: %w", it.Key(), err)
-		}
-	}
-	return errors.Join(it.Error(), c.agree(), l.checkCaches(), l.checkSidecars())
+	return errors.Join(l.checkCaches(), l.checkSidecars())
 }
 
 // checkCaches tells whether the caches hold what the store does, and count the
@@ -116,109 +108,6 @@ func recordOf(s limit.State) string {
 		return ""
 	}
 	return string(codec.AppendState(nil, s))
-}
-
-// window names a window of a quota.
-type window struct {
-	key      string
-	deadline int64
-}
-
-// checker gathers what Check sees.
-type checker struct {
-	l     *Limiter
-	now   int64
-	heads map[string]limit.State
-	spent map[window]int64      // the sum of the costs of its request records
-	next  map[string]limit.Span // the ordinals that a list's chunks cover
-}
-
-func (c *checker) record(key, value []byte) error {
-	keys := c.l.keys
-	switch string(key) {
-	case string(keys.AppendMeta(nil, codec.MetaIdentity)):
-		_, err := codec.DecodeIdentity(value)
-		return err
-	case string(keys.AppendMeta(nil, codec.MetaMark)):
-		mark, err := codec.DecodeMark(value)
-		if err == nil && mark.Now > c.now {
-			return fmt.Errorf("the mark %d lies in the future", mark.Now)
-		}
-		return err
-	}
-	if _, err := keys.ParseSidecarKey(key); err == nil {
-		_, err = codec.DecodeSidecar(value)
-		return err
-	}
-	if deadline, user, _, err := keys.ParseRequestKey(nil, key); err == nil {
-		r, err := codec.DecodeRequest(value)
-		c.spent[window{string(user), deadline}] += r.Cost
-		return err
-	}
-	if slice, user, ordinal, err := keys.ParseChunkKey(nil, key); err == nil {
-		return c.chunk(slice, string(user), ordinal, value)
-	}
-	slice, user, err := keys.ParseHead(nil, key)
-	if err != nil {
-		return err
-	}
-	if want := keys.Slice(user); slice != want {
-		return fmt.Errorf("slice %d, want %d", slice, want)
-	}
-	c.heads[string(user)], err = codec.DecodeState(value)
-	return err
-}
-
-func (c *checker) chunk(slice uint16, user string, ordinal int64, value []byte) error {
-	chunk, err := codec.DecodeChunk(value)
-	if err != nil {
-		return err
-	}
-	span, found := c.next[user]
-	switch {
-	case slice != c.l.keys.Slice([]byte(user)):
-		return fmt.Errorf("a chunk in slice %d", slice)
-	case chunk.Runs[0].Ordinal != ordinal:
-		return fmt.Errorf("it begins at ordinal %d", chunk.Runs[0].Ordinal)
-	case !found:
-		span.From = ordinal
-	case ordinal != span.To:
-		return fmt.Errorf("it follows a chunk that ends at %d", span.To)
-	}
-	span.To = chunk.Next
-	c.next[user] = span
-	return nil
-}
-
-// agree tells whether heads and what lies beside them say the same.
-func (c *checker) agree() error {
-	for w, spent := range c.spent {
-		if w.deadline <= c.now {
-			continue // they may stay until they are purged
-		}
-		if q := c.heads[w.key].Quota; q.Deadline != w.deadline {
-			return fmt.Errorf("%q has request records until %d, and its head says %d", w.key, w.deadline, q.Deadline)
-		} else if q.Used != spent {
-			return fmt.Errorf("%q has spent %d on its requests, and its head says %d", w.key, spent, q.Used)
-		}
-	}
-	for key, s := range c.heads {
-		if q := s.Quota; q.Deadline > c.now && c.spent[window{key, q.Deadline}] != q.Used {
-			return fmt.Errorf("%q has no request records for the %d that it has spent", key, q.Used)
-		}
-		if s.Kind == limit.KindRolling {
-			want, got := s.Rolling.Chunks(), c.next[key]
-			if got != want && !want.Empty() {
-				return fmt.Errorf("%q has chunks %v, want %v", key, got, want)
-			}
-		}
-	}
-	for key, span := range c.next {
-		if s := c.heads[key]; s.Kind != limit.KindRolling || s.Rolling.Chunks() != span {
-			return fmt.Errorf("%q has chunks %v and no list that they belong to", key, span)
-		}
-	}
-	return nil
 }
 
 // Visible tells what Pebble shows of key, be it on disk or not.

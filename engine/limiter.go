@@ -55,7 +55,8 @@ func Open(dir string, opts *Options) (*Limiter, error) {
 	}
 	p := &l.purger
 	p.wake, p.stop = make(chan struct{}, 1), make(chan struct{})
-	mark, err := l.store.open(dir, &l.opts, p.tablesWritten(l.keys))
+	l.written = p.tablesWritten(l.keys)
+	mark, err := l.store.open(dir, &l.opts)
 	if err != nil {
 		return nil, err
 	}

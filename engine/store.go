@@ -28,6 +28,10 @@ type store struct {
 	seed    uint64
 	failure failure
 
+	// written is told of the tables that Pebble has written, by flushes or by
+	// compactions. It is set before the store is opened, if at all.
+	written func(tables []pebble.TableInfo, flushed bool)
+
 	lock   *pebble.Lock
 	health io.Closer // of the watch over slow disks
 }
@@ -37,19 +41,32 @@ type store struct {
 const slowDisk = 5 * time.Second
 
 // open opens the store in dir and returns its mark. When it fails nothing is
-// left open. Pebble calls written with the tables that it has flushed or
-// compacted.
-func (s *store) open(dir string, opts *Options, written func(tables []pebble.TableInfo, flushed bool)) (mark codec.Mark, err error) {
+// left open.
+func (s *store) open(dir string, opts *Options) (mark codec.Mark, err error) {
+	if err := makeDir(opts.FS, dir); err != nil {
+		return mark, fmt.Errorf("engine: make the store's directory: %w", err)
+	}
+	if dir, err = s.attach(dir, opts, false); err != nil {
+		return mark, err
+	}
+	mark, err = s.identify(dir)
+	if err = cmp.Or(s.failure.get(), err); err != nil {
+		return mark, errors.Join(err, s.close())
+	}
+	return mark, nil
+}
+
+// attach locks dir and opens the Pebble store in it, whoever it belongs to. It
+// returns the directory by its one name. One that is read only has to be there,
+// and is not changed. When attach fails nothing is left open.
+func (s *store) attach(dir string, opts *Options, readOnly bool) (_ string, err error) {
 	s.failure.failed = make(chan struct{})
 	log := &logger{log: opts.Logger, failure: &s.failure}
 	fsys := opts.FS
-	if err := makeDir(fsys, dir); err != nil {
-		return mark, fmt.Errorf("engine: make the store's directory: %w", err)
-	}
 	if fsys == defaultFS {
 		// Within a process the lock goes by the name of the directory.
 		if dir, err = realPath(dir); err != nil {
-			return mark, fmt.Errorf("engine: find the store's directory: %w", err)
+			return "", fmt.Errorf("engine: find the store's directory: %w", err)
 		}
 	}
 	fsys, s.health = vfs.WithDiskHealthChecks(fsys, slowDisk, nil, func(info vfs.DiskSlowInfo) {
@@ -62,15 +79,18 @@ func (s *store) open(dir string, opts *Options, written func(tables []pebble.Tab
 	}()
 	// Locking makes a file, so look first. Whatever else there is to say may
 	// be due to somebody who has the store open.
-	if _, err := peek(dir, fsys); errors.Is(err, ErrForeign) {
-		return mark, err
+	found, err := peek(dir, fsys)
+	if errors.Is(err, ErrForeign) {
+		return "", err
+	}
+	if readOnly && err == nil && !found.Exists {
+		return "", fmt.Errorf("%w: there is none in %s", ErrForeign, dir)
 	}
 	if s.lock, err = lock(dir, fsys); err != nil {
-		return mark, err
+		return "", err
 	}
-	found, err := peek(dir, fsys)
-	if err != nil {
-		return mark, err
+	if found, err = peek(dir, fsys); err != nil {
+		return "", err
 	}
 	// A store that turns out to be foreign is not to be raised to a format
 	// that its owner can't read.
@@ -81,13 +101,14 @@ func (s *store) open(dir string, opts *Options, written func(tables []pebble.Tab
 	cache := pebble.NewCache(opts.BlockCacheSize)
 	defer cache.Unref()
 	disk := newDisk(fsys, &s.failure)
-	if s.db, err = pebble.Open(dir, pebbleOptions(format, disk, cache, s.lock, log, written)); err != nil {
+	options := pebbleOptions(format, disk, cache, s.lock, log, s.written)
+	options.ReadOnly = readOnly
+	if s.db, err = pebble.Open(dir, options); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
-		return mark, fmt.Errorf("engine: open the store in %s: %w", dir, err)
+		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
-	mark, err = s.identify(dir)
-	return mark, cmp.Or(s.failure.get(), err)
+	return dir, nil
 }
 
 // makeDir makes dir and the directories above it that are missing, so that a
@@ -193,13 +214,10 @@ func (s *store) identify(dir string) (mark codec.Mark, err error) {
 	if err != nil {
 		return mark, storageError(err)
 	}
-	id, err := codec.DecodeIdentity(value)
+	id, err := identityOf(dir, value)
 	closer.Close()
-	switch {
-	case errors.Is(err, codec.ErrVersion), err == nil && id.Format > codec.Format:
-		return mark, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
-	case err != nil:
-		return mark, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
+	if err != nil {
+		return mark, err
 	}
 	s.seed = id.Seed
 	if err := s.db.RatchetFormatMajorVersion(pebble.FormatNewest); err != nil {
@@ -217,6 +235,19 @@ func (s *store) identify(dir string) (mark codec.Mark, err error) {
 		return mark, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
 	}
 	return mark, nil
+}
+
+// identityOf reads the identity of the store in dir, and refuses that of a store
+// that is not ours or too new.
+func identityOf(dir string, value []byte) (codec.Identity, error) {
+	id, err := codec.DecodeIdentity(value)
+	switch {
+	case errors.Is(err, codec.ErrVersion), err == nil && id.Format > codec.Format:
+		return codec.Identity{}, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
+	case err != nil:
+		return codec.Identity{}, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
+	}
+	return id, nil
 }
 
 // create writes the identity of a new store.
@@ -275,7 +306,7 @@ func (s *store) close() error {
 	return errors.Join(append(errs, s.health.Close())...)
 }
 
-func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger, written func(tables []pebble.TableInfo, flushed bool)) *pebble.Options {
+func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger, written func([]pebble.TableInfo, bool)) *pebble.Options {
 	opts := &pebble.Options{
 		FormatMajorVersion: format,
 		FS:                 fsys,
@@ -294,12 +325,14 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 		FlushDelayDeleteRange: 5 * time.Second,
 
 		EventListener: &pebble.EventListener{
-			FlushEnd:        func(info pebble.FlushInfo) { written(info.Output, true) },
-			CompactionEnd:   func(info pebble.CompactionInfo) { written(info.Output.Tables, false) },
 			BackgroundError: func(err error) { log.Errorf("background work of the store: %v", err) },
 			// Pebble's own would end the process.
 			DataCorruption: func(info pebble.DataCorruptionInfo) { log.Errorf("damaged data: %s", info) },
 		},
+	}
+	if written != nil {
+		opts.EventListener.FlushEnd = func(info pebble.FlushInfo) { written(info.Output, true) }
+		opts.EventListener.CompactionEnd = func(info pebble.CompactionInfo) { written(info.Output.Tables, false) }
 	}
 	// Reads are not to cause compactions.
 	opts.Experimental.ReadSamplingMultiplier = -1
