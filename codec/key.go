@@ -230,6 +230,22 @@ func (k Keyspace) StateSpans() [][2][]byte {
 	return spans
 }
 
+// StatePart returns the bounds of part i of the span that StateSpans covers, of
+// so many parts (1..Slices): from lower, to just before upper. Heads are dealt
+// out by slices; what lies before them is in the first part, and what lies
+// behind them in the last. The caller owns both.
+func (k Keyspace) StatePart(i, parts int) (lower, upper []byte) {
+	lower = k.AppendSliceStart(nil, i*Slices/parts)
+	upper = k.AppendSliceStart(nil, (i+1)*Slices/parts)
+	if i == 0 {
+		lower = k.appendTag(nil, tagChunk)
+	}
+	if i == parts-1 {
+		upper = k.appendTag(nil, tagSidecar+1)
+	}
+	return lower, upper
+}
+
 // AppendMeta appends the key of the meta value called name, such as MetaIdentity.
 func (k Keyspace) AppendMeta(dst []byte, name string) []byte {
 	return append(k.appendTag(dst, tagMeta), name...)

@@ -90,6 +90,7 @@ var sections = []section{
 	{name: "Clients", write: (*report).clients},
 	{name: "Memory", write: (*report).memory},
 	{name: "Persistence", write: (*report).persistence},
+	{name: "Expiry", write: (*report).expiry},
 	{name: "Stats", write: (*report).stats},
 	{name: "Replication", write: (*report).replication},
 	{name: "Commandstats", write: (*report).commandStats, special: true},
@@ -167,10 +168,29 @@ func (r *report) persistence(s *session) error {
 	m := s.srv.limiter.Metrics()
 	r.line("loading", 0)
 	r.line("disk_bytes", m.DiskBytes)
+	r.line("table_bytes", m.TableBytes)
 	r.line("commit_rounds", m.Rounds)
 	r.line("records_written", m.Writes)
 	r.line("flushes", m.Flushes)
 	r.line("compactions", m.Compactions)
+	return nil
+}
+
+func (r *report) expiry(s *session) error {
+	m := s.srv.limiter.Metrics()
+	r.line("live_records_estimate", m.Records-m.Expired)
+	r.line("expired_records_estimate", m.Expired)
+	r.line("purge_backlog_estimate", m.Backlog)
+	r.line("purged_records", m.Purged)
+	r.line("purged_bytes", m.PurgedBytes)
+	r.line("purge_passes", m.PurgePasses)
+	last := int64(0)
+	if !m.LastPurge.IsZero() {
+		last = m.LastPurge.Unix()
+	}
+	r.line("last_purge_time", last)
+	r.line("purge_behind_seconds", seconds(m.PurgeBehind))
+	r.line("oldest_view_ms", m.OldestView.Milliseconds())
 	return nil
 }
 
@@ -189,6 +209,7 @@ func (r *report) stats(s *session) error {
 	r.line("acl_access_denied_auth", stats.authFailures.Load())
 	r.line("protocol_errors", stats.protocolErrors.Load())
 	r.line("connection_panics", stats.panics.Load())
+	r.line("expired_keys", m.Purged)
 	r.line("state_cache_hits", m.CacheHits)
 	r.line("state_cache_misses", m.CacheMisses)
 	return nil
@@ -212,11 +233,8 @@ func (r *report) commandStats(s *session) error {
 }
 
 func (r *report) keyspace(s *session) error {
-	n, err := s.srv.limiter.EstimateLen()
-	if err != nil {
-		return err
-	}
-	if n > 0 {
+	m := s.srv.limiter.Metrics()
+	if n := m.Records - m.Expired; n > 0 {
 		r.line("db0", fmt.Sprintf("keys=%d,expires=%d,avg_ttl=0,estimate=1", n, n))
 	}
 	return nil

@@ -201,8 +201,7 @@ func (m *mix) step(id int, rng *rand.Rand) error {
 		_, err := m.l.Scan(rng.IntN(engine.ScanEnd), 10, func([]byte, engine.Stat) {})
 		return err
 	case 2:
-		_, err := m.l.EstimateLen()
-		return err
+		return m.l.Purge(m.t.Context())
 	case 3:
 		_ = m.l.Metrics()
 		_ = m.l.Now()

@@ -81,6 +81,7 @@ func everyCall(t *testing.T, l *engine.Limiter) map[string]error {
 		"ResetAll": l.ResetAll(),
 		"Sync":     l.Sync(),
 		"Purge":    l.Purge(t.Context()),
+		"Compact":  l.Compact(t.Context(), nil),
 	}
 	_, errs["Throttle"] = l.Throttle(key, rate, 1)
 	_, errs["Probe"] = l.Probe(key, rate, 1)
@@ -96,7 +97,6 @@ func everyCall(t *testing.T, l *engine.Limiter) map[string]error {
 	_, errs["Reset"] = l.Reset(key)
 	_, errs["Scan"] = l.Scan(0, 10, func([]byte, engine.Stat) {})
 	_, errs["Len"] = l.Len()
-	_, errs["EstimateLen"] = l.EstimateLen()
 	ops := []engine.Op{{Verb: engine.OpThrottle, Key: key, Rate: rate, N: 1}, {Verb: engine.OpProbe, Key: key, Rate: rate, N: 1}}
 	for i, r := range l.Do(ops, nil) {
 		errs[fmt.Sprintf("Do[%d]", i)] = r.Err
@@ -442,8 +442,7 @@ func TestReadFault(t *testing.T) {
 	}
 	_, errScan := l.Scan(0, 10, func([]byte, engine.Stat) {})
 	_, errLen := l.Len()
-	_, errEstimate := l.EstimateLen()
-	for name, err := range map[string]error{"Scan": errScan, "Len": errLen, "EstimateLen": errEstimate} {
+	for name, err := range map[string]error{"Scan": errScan, "Len": errLen} {
 		if !errors.Is(err, engine.ErrStorage) {
 			t.Errorf("%s = %v, want %v", name, err, engine.ErrStorage)
 		}

@@ -156,10 +156,16 @@ type Metrics struct {
 	PurgePasses uint64    // passes over the slices of a sidecar
 	LastPurge   time.Time // when the last of them ended; zero if none has
 
+	// PurgeBehind is how far behind the engine's clock the last pass has
+	// stayed, because the wall clock may have been wrong: see
+	// Options.PurgeAhead.
+	PurgeBehind time.Duration
+
 	// OldestView is how long the oldest view that is open has been. As long as
 	// it is, what is deleted keeps its space.
 	OldestView time.Duration
 
+	TableBytes  int64 // the share of the tables in DiskBytes
 	Flushes     int64 // of memtables to tables
 	Compactions int64
 }
@@ -199,9 +205,13 @@ func (l *Limiter) Metrics() Metrics {
 	if last := l.purger.last.Load(); last != 0 {
 		m.LastPurge = time.Unix(0, last)
 	}
+	m.PurgeBehind = time.Duration(l.purger.behind.Load())
 	m.OldestView = l.views.oldest()
 	p := l.db.Metrics()
 	m.DiskBytes = p.DiskSpaceUsage()
+	for i := range p.Levels {
+		m.TableBytes += p.Levels[i].TablesSize
+	}
 	m.Flushes = p.Flush.Count
 	m.Compactions = p.Compact.Count
 	return m
@@ -237,10 +247,10 @@ func (o *Options) setDefaults() {
 	o.QuotaMaxLimit = cmp.Or(o.QuotaMaxLimit, 10_000)
 	o.QuotaMaxWindow = cmp.Or(o.QuotaMaxWindow, 24*time.Hour)
 	o.RollingMaxWindow = cmp.Or(o.RollingMaxWindow, 24*time.Hour)
-	o.PurgePace = cmp.Or(o.PurgePace, 2_000_000)
+	o.PurgePace = cmp.Or(o.PurgePace, DefaultPurgePace)
 	o.PurgeWait = cmp.Or(o.PurgeWait, DefaultPurgeWait)
-	o.PurgeAhead = cmp.Or(o.PurgeAhead, 48*time.Hour)
-	o.PurgeConfirm = cmp.Or(o.PurgeConfirm, 10*time.Minute)
+	o.PurgeAhead = cmp.Or(o.PurgeAhead, DefaultPurgeAhead)
+	o.PurgeConfirm = cmp.Or(o.PurgeConfirm, DefaultPurgeConfirm)
 	o.SyncInterval = cmp.Or(o.SyncInterval, 10*time.Millisecond)
 	o.CacheSize = cmp.Or(o.CacheSize, 256<<20)
 	o.BlockCacheSize = cmp.Or(o.BlockCacheSize, 64<<20)

@@ -50,8 +50,13 @@ const (
 	MaxWindow = limit.MaxWindow
 )
 
-// DefaultPurgeWait is the default of Options.PurgeWait.
-const DefaultPurgeWait = 10 * time.Minute
+// The defaults of Options of the same names.
+const (
+	DefaultPurgePace    = 2_000_000
+	DefaultPurgeWait    = 10 * time.Minute
+	DefaultPurgeAhead   = 48 * time.Hour
+	DefaultPurgeConfirm = 10 * time.Minute
+)
 
 // Options are the settings of a Limiter. The zero value is the safe one.
 type Options struct {

@@ -68,6 +68,7 @@ type purger struct {
 	reclaimed atomic.Uint64
 	passes    atomic.Uint64
 	last      atomic.Int64 // when the last one ended, on the engine's clock
+	behind    atomic.Int64 // how far the horizon was behind the clock
 }
 
 // look is what a pass has read through one iterator.
@@ -188,7 +189,10 @@ func (l *Limiter) pass() error {
 // horizon returns the instant up to which expired state may be deleted. Whoever
 // calls it holds purger.mu.
 func (l *Limiter) horizon() int64 {
-	return l.purger.horizon.At(l.clock.now(), l.clock.readWall())
+	now := l.clock.now()
+	horizon := l.purger.horizon.At(now, l.clock.readWall())
+	l.purger.behind.Store(now - horizon)
+	return horizon
 }
 
 // filter runs the compaction filter over the slices of sidecar n and has it
@@ -241,7 +245,7 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	sc.sum, sc.exact, sc.failed = next, true, 0
 	l.putSidecar(n)
 	l.purger.passes.Add(1)
-	l.purger.last.Store(horizon)
+	l.purger.last.Store(l.clock.now())
 	return nil
 }
 

@@ -286,30 +286,3 @@ func (v *View) Len() (n int64, err error) {
 	_, err = v.Scan(0, math.MaxInt, func([]byte, Stat) { n++ })
 	return n, err
 }
-
-// sampleSize is how many records EstimateLen reads.
-const sampleSize = 1000
-
-// EstimateLen estimates how many records the store holds, from the first
-// thousand or so of them: keys fall into slices at random, so the share of the
-// slices that they fill is the share of the whole. The relative standard error
-// is about 3 %, and a store of less than a thousand is counted. Unlike Len it
-// counts records that have expired and are still there.
-func (l *Limiter) EstimateLen() (int64, error) {
-	var n int64
-	covered := int64(ScanEnd) // slices
-	err := l.View(func(v *View) error {
-		return v.heads(0, func(slice int, _, _ []byte) (bool, error) {
-			if n >= sampleSize {
-				covered = int64(slice)
-				return false, nil
-			}
-			n++
-			return true, nil
-		})
-	})
-	if covered == 0 {
-		return n, err
-	}
-	return n * ScanEnd / covered, err
-}

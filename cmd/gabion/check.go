@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -83,52 +81,14 @@ func (p *program) check(dir string) (engine.Report, error) {
 	if p.tune != nil {
 		p.tune(opts)
 	}
-	var progress func(int)
-	if isTerminal(p.stderr) {
-		bar := &progressBar{w: p.stderr}
-		defer bar.clear()
-		bar.begin()
-		progress = bar.show
-	}
-	r, err := engine.Check(dir, opts, progress)
+	progress, clear := p.progress("reading the tables")
+	defer clear()
+	r, err := engine.Check(dir, opts, func(slices int) { progress(slices, engine.ScanEnd) })
 	if errors.Is(err, engine.ErrInUse) {
 		return r, fmt.Errorf("%s is in use by another process: stop that first", dir)
 	}
 	return r, err
 }
-
-// isTerminal tells whether w is one, as far as Go can tell everywhere.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
-
-// progressBar shows how much of a store has been read.
-type progressBar struct {
-	w     io.Writer
-	shown int // in percent
-}
-
-// begin says what comes before the walk through the slices.
-func (b *progressBar) begin() { fmt.Fprint(b.w, "reading the tables ...") }
-
-func (b *progressBar) show(slices int) {
-	const width = 40
-	percent := 100 * slices / engine.ScanEnd
-	if percent == b.shown {
-		return
-	}
-	b.shown = percent
-	full := width * percent / 100
-	fmt.Fprintf(b.w, "\r[%s%s] %3d %%", strings.Repeat("#", full), strings.Repeat(".", width-full), percent)
-}
-
-// clear takes the bar off the line.
-func (b *progressBar) clear() { fmt.Fprint(b.w, "\r\033[K") }
 
 // printReport writes r for people.
 func printReport(w io.Writer, dir string, r *engine.Report) error {

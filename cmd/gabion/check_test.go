@@ -120,13 +120,11 @@ func TestPrintReport(t *testing.T) {
 func TestProgressBar(t *testing.T) {
 	var b strings.Builder
 	bar := progressBar{w: &b}
-	bar.begin()
 	for _, slices := range []int{1, engine.ScanEnd / 2, engine.ScanEnd/2 + 1, engine.ScanEnd} {
-		bar.show(slices)
+		bar.show(slices, engine.ScanEnd)
 	}
 	bar.clear()
-	want := "reading the tables ..." +
-		"\r[" + strings.Repeat("#", 20) + strings.Repeat(".", 20) + "]  50 %" +
+	want := "\r[" + strings.Repeat("#", 20) + strings.Repeat(".", 20) + "]  50 %" +
 		"\r[" + strings.Repeat("#", 40) + "] 100 %" +
 		"\r\033[K"
 	if b.String() != want {

@@ -74,7 +74,7 @@ func verbs() []verb {
 		serveVerb(),
 		throttleVerb(), probeVerb(), quotaVerb(), rollVerb(),
 		getVerb(), ttlVerb(), delVerb(), lsVerb(),
-		checkVerb(), versionVerb(),
+		checkVerb(), compactVerb(), versionVerb(),
 	}
 }
 

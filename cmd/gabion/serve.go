@@ -29,6 +29,11 @@ type serveFlags struct {
 	cacheSize      sizeFlag
 	blockCacheSize sizeFlag
 	caps           capFlags
+	purge          bool
+	purgePace      int64
+	purgeWait      time.Duration
+	purgeAhead     time.Duration
+	purgeConfirm   time.Duration
 
 	maxClients      int
 	maxBuffers      sizeFlag
@@ -69,6 +74,11 @@ Example:
 			fs.Var(&f.blockCacheSize, "block-cache-size", "the most memory for blocks of the store's tables")
 			f.caps.addQuota(fs)
 			f.caps.addRolling(fs)
+			fs.BoolVar(&f.purge, "purge", true, "delete expired keys from the disk; they are answered as absent either way")
+			fs.Int64Var(&f.purgePace, "purge-pace", engine.DefaultPurgePace, "look at this many records a second, at most, for expired ones")
+			fs.DurationVar(&f.purgeWait, "purge-wait", engine.DefaultPurgeWait, "the longest that an expired key stays on disk; most go much sooner")
+			fs.DurationVar(&f.purgeAhead, "purge-ahead", engine.DefaultPurgeAhead, "how far the wall clock may be ahead of the store at the start for the purge to trust it at once")
+			fs.DurationVar(&f.purgeConfirm, "purge-confirm", engine.DefaultPurgeConfirm, "how long the wall clock has to go right before the purge trusts it in any case")
 			fs.IntVar(&f.maxClients, "max-clients", 10000, "how many connections may be open")
 			fs.Var(&f.maxBuffers, "max-buffers", "the most memory for large requests and unsent replies of all connections")
 			fs.DurationVar(&f.idleTimeout, "idle-timeout", 0, "close a connection that has been silent for so long; 0 never does")
@@ -92,6 +102,14 @@ func (f *serveFlags) check() error {
 		return usagef("--addr must not be empty")
 	case f.syncInterval <= 0:
 		return usagef("--sync-interval must be positive")
+	case f.purgePace <= 0:
+		return usagef("--purge-pace must be positive")
+	case f.purgeWait <= 0:
+		return usagef("--purge-wait must be positive")
+	case f.purgeAhead <= 0:
+		return usagef("--purge-ahead must be positive")
+	case f.purgeConfirm <= 0:
+		return usagef("--purge-confirm must be positive")
 	case f.maxClients <= 0:
 		return usagef("--max-clients must be positive")
 	case f.idleTimeout < 0:
@@ -139,6 +157,11 @@ func (f *serveFlags) serve(p *program) error {
 		SyncInterval:   f.syncInterval,
 		CacheSize:      int64(f.cacheSize),
 		BlockCacheSize: int64(f.blockCacheSize),
+		NoPurge:        !f.purge,
+		PurgePace:      f.purgePace,
+		PurgeWait:      f.purgeWait,
+		PurgeAhead:     f.purgeAhead,
+		PurgeConfirm:   f.purgeConfirm,
 		Logger:         log,
 	}
 	f.caps.set(opts)

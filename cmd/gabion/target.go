@@ -69,7 +69,8 @@ func (t *target) open(p *program, create bool) (doer, error) {
 			return nil, err
 		}
 	}
-	opts := &engine.Options{}
+	// A store that is opened for a moment is left as large as it is.
+	opts := &engine.Options{NoPurge: true}
 	t.caps.set(opts)
 	l, err := p.openStore(t.dir, opts)
 	if errors.Is(err, engine.ErrInUse) {

@@ -1,0 +1,35 @@
+package engine
+
+import "context"
+
+// compactPart is about how many bytes of tables are compacted between two
+// reports of progress.
+const compactPart = 64 << 20
+
+// Compact purges, as Purge does, and has Pebble rewrite all tables that hold
+// what was deleted or overwritten, so that it takes no space any more. Calls go
+// on meanwhile. progress, unless it is nil, is called with how much is done, and
+// of how much. A ctx that ends makes Compact return early, with ctx's error.
+func (l *Limiter) Compact(ctx context.Context, progress func(done, of int)) error {
+	if !l.calls.enter() {
+		return ErrClosed
+	}
+	defer l.calls.exit()
+	if progress == nil {
+		progress = func(int, int) {}
+	}
+	parts := int(min(l.db.Metrics().DiskSpaceUsage()/compactPart+1, 256))
+	// The passes and the parts are given half of the way each.
+	err := l.purgeAll(ctx, func(done, of int) { progress(done*parts, 2*of*parts) })
+	if err != nil {
+		return err
+	}
+	for i := range parts {
+		lower, upper := l.keys.StatePart(i, parts)
+		if err := l.db.Compact(ctx, lower, upper, true); err != nil {
+			return storageError(err)
+		}
+		progress(parts+i+1, 2*parts)
+	}
+	return l.failure.get()
+}
