@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/gabiondb/gabion/codec"
 	"github.com/gabiondb/gabion/engine"
 	"github.com/gabiondb/gabion/engine/limit"
 )
@@ -82,7 +84,105 @@ func churn(b *testing.B, purge bool) {
 	wg.Wait()
 	b.StopTimer()
 	cpu = cpuTime(b) - cpu
-	log, flushed, compacted := written(l.DB())
+	reportWritten(b, l.DB(), cpu)
+	m := l.Metrics()
+	b.ReportMetric(float64(m.DiskBytes)/(1<<20), "disk-MB")
+	b.Logf("records %d, expired %d, purged %d in %d passes", m.Records, m.Expired, m.Purged, m.PurgePasses)
+}
+
+// BenchmarkExpiryDesigns sets what it costs to find expired keys by a pass over
+// slices beside what it costs to find them by an index, in which every key has
+// a record under its deadline. It is the same churn on Pebble alone, in batches
+// of 256 by one writer, on a clock by which each operation takes 5 us.
+//
+//	go test ./engine -run '^$' -bench ExpiryDesigns -benchtime 5000000x
+func BenchmarkExpiryDesigns(b *testing.B) {
+	for _, d := range []string{"none", "slices", "index"} {
+		b.Run(d, func(b *testing.B) { expiryDesign(b, d) })
+	}
+}
+
+func expiryDesign(b *testing.B, design string) {
+	const (
+		batchSize = 256
+		opTime    = 5 * time.Microsecond
+		life      = 3 * time.Second
+		fresh     = 100_000
+		record    = 12 // bytes
+	)
+	l := open(b, b.TempDir(), engine.Options{FS: vfs.Default, NoPurge: true}) // for its settings of Pebble
+	db := l.DB()
+	keys := codec.Keyspace{Prefix: []byte{0x80}}
+	rng := rand.New(rand.NewPCG(1, 1))
+	var deadlines []int64 // by key
+	headOf := func(n int64) []byte { return keys.AppendHead(nil, keys.Slice(nth(int(n))), nth(int(n))) }
+	indexOf := func(deadline, n int64) []byte {
+		return append(binary.BigEndian.AppendUint64([]byte{0x81}, uint64(deadline)), nth(int(n))...)
+	}
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	now := int64(1)
+	purge := func(batch *pebble.Batch) {
+		bounds := &pebble.IterOptions{LowerBound: []byte{0x80}, UpperBound: []byte{0x81}}
+		if design == "index" {
+			bounds = &pebble.IterOptions{LowerBound: []byte{0x81}, UpperBound: binary.BigEndian.AppendUint64([]byte{0x81}, uint64(now+1))}
+		}
+		it, err := db.NewIter(bounds)
+		must(err)
+		for it.First(); it.Valid(); it.Next() {
+			if design == "index" {
+				key := it.Key()[9:]
+				must(batch.Delete(keys.AppendHead(nil, keys.Slice(key), key), nil))
+			} else if int64(binary.BigEndian.Uint64(it.Value())) <= now {
+				must(batch.Delete(it.Key(), nil))
+			}
+		}
+		must(it.Close())
+		if design == "index" {
+			must(batch.DeleteRange(bounds.LowerBound, bounds.UpperBound, nil))
+		}
+	}
+	cpu := cpuTime(b)
+	b.ResetTimer()
+	purged := now
+	for done := 0; done < b.N; done += batchSize {
+		batch := db.NewBatch()
+		for i := range batchSize {
+			now += int64(opTime)
+			n := int64(len(deadlines)) - 1 - rng.Int64N(fresh)
+			if i%2 == 0 || n < 0 {
+				n = int64(len(deadlines))
+				deadlines = append(deadlines, 0)
+			}
+			old := deadlines[n]
+			deadlines[n] = now + int64(life)
+			value := binary.BigEndian.AppendUint64(make([]byte, 0, record), uint64(deadlines[n]))[:record]
+			must(batch.Set(headOf(n), value, nil))
+			if design == "index" {
+				must(batch.Set(indexOf(deadlines[n], n), nil, nil))
+				if old > now {
+					must(batch.Delete(indexOf(old, n), nil))
+				}
+			}
+		}
+		if design != "none" && now-purged >= int64(life/4) {
+			purged = now
+			purge(batch)
+		}
+		must(db.Apply(batch, pebble.Sync))
+	}
+	b.StopTimer()
+	reportWritten(b, db, cpuTime(b)-cpu)
+	must(db.DeleteRange([]byte{0x80}, []byte{0x82}, pebble.Sync))
+}
+
+// reportWritten reports what b.N operations took of the processor, and had
+// Pebble write.
+func reportWritten(b *testing.B, db *pebble.DB, cpu time.Duration) {
+	log, flushed, compacted := written(db)
 	n := float64(b.N)
 	b.ReportMetric(n/b.Elapsed().Seconds(), "ops/s")
 	b.ReportMetric(float64(cpu.Nanoseconds())/n, "cpu-ns/op")
@@ -90,7 +190,4 @@ func churn(b *testing.B, purge bool) {
 	b.ReportMetric(float64(flushed)/n, "flushed-B/op")
 	b.ReportMetric(float64(compacted)/n, "compacted-B/op")
 	b.ReportMetric(float64(log+flushed+compacted)/n, "written-B/op")
-	m := l.Metrics()
-	b.ReportMetric(float64(m.DiskBytes)/(1<<20), "disk-MB")
-	b.Logf("records %d, expired %d, purged %d in %d passes", m.Records, m.Expired, m.Purged, m.PurgePasses)
 }

@@ -48,5 +48,8 @@
 // fallen behind it. Options.Now takes another clock, with which a test can let
 // hours pass at once.
 //
+// What has expired is absent at once, and deleted in the background: see
+// Options.PurgeWait. Purge and Compact don't wait for that.
+//
 // DESIGN.md, beside this package's source, says how it works and why so.
 package engine

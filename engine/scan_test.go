@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -261,5 +263,96 @@ func TestScanIsBounded(t *testing.T) {
 	}
 	if visited != 1 || calls < 300 {
 		t.Errorf("%d calls of Scan(…, 10) have visited %d keys of 1 that is live among 5000", calls, visited)
+	}
+}
+
+// TestScanWhilePurging scans some hundred thousand keys of all kinds while half
+// of them expire and are purged, and others are charged. Each that stays is
+// visited exactly once, none after its end, and calls on other keys go on.
+func TestScanWhilePurging(t *testing.T) {
+	keys := 200_000
+	if testing.Short() {
+		keys = 30_000
+	}
+	clock := newManualClock(epoch)
+	l := open(t, "store", engine.Options{Now: clock.Now, NoPurge: true})
+	day, minute := limit.PerDay(1), limit.PerMinute(1)
+	ops := make([]engine.Op, 1000)
+	for first := 0; first < keys; first += len(ops) {
+		for i := range ops {
+			op := engine.Op{Key: nth(first + i), N: 1}
+			switch life := []time.Duration{time.Minute, 24 * time.Hour}[i%2]; i / 2 % 3 {
+			case 0:
+				op.Verb, op.Rate = engine.OpThrottle, []limit.Rate{minute, day}[i%2]
+			case 1:
+				op.Verb, op.ID, op.Quota = engine.OpTakeQuota, "id", limit.Quota{Limit: 1, Window: life}
+			case 2:
+				op.Verb, op.Rolling = engine.OpAllow, limit.Rolling{Limit: 1, Window: life}
+			}
+			ops[i] = op
+		}
+		for _, r := range l.Do(ops, nil) {
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+	}
+	clock.Advance(30 * time.Second)
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	charges := 0
+	others.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := l.Throttle([]byte("busy"), wide, 1); err != nil {
+				t.Error(err)
+				return
+			}
+			charges++
+		}
+	})
+	visits := make([]int, keys)
+	purged := make(chan error, 1)
+	for cursor, step, first := 0, 0, true; first || cursor != 0; first, step = false, step+1 {
+		if step == 50 {
+			clock.Advance(time.Minute) // the half that lives for one is over
+			go func() { purged <- l.Purge(t.Context()) }()
+		}
+		var err error
+		cursor, err = l.Scan(cursor, keys/200, func(key []byte, s engine.Stat) {
+			if string(key) == "busy" {
+				return
+			}
+			n, err := strconv.Atoi(strings.TrimPrefix(string(key), "key:"))
+			if err != nil {
+				t.Fatalf("Scan visits %q", key)
+			}
+			if visits[n]++; n%2 == 0 && step > 50 {
+				t.Errorf("Scan visits %q, which is over", key)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-purged; err != nil {
+		t.Error(err)
+	}
+	close(stop)
+	others.Wait()
+	for n, times := range visits {
+		if times > 1 || times == 0 && n%2 == 1 {
+			t.Fatalf("Scan visits key %d, of which one in two stays, %d times", n, times)
+		}
+	}
+	if n, err := l.Len(); n != int64(keys/2+1) || err != nil {
+		t.Errorf("Len = %d, %v, want %d", n, err, keys/2+1)
+	}
+	if m := l.Metrics(); m.Purged != uint64(keys/2) || charges == 0 {
+		t.Errorf("%d keys were purged, want %d; %d charges went on", m.Purged, keys/2, charges)
 	}
 }
