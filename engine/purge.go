@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -414,7 +415,9 @@ func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo, boo
 // sidecars say; with Options.NoPurge nothing else does. It changes no answer.
 // It goes no further than the engine's clock can be trusted: see
 // Options.PurgeAhead. Nothing that it deletes is promised to be on disk when it
-// returns. A ctx that ends makes it return early with ctx's error.
+// returns. A ctx that ends makes it return early with ctx's error. Where the
+// store can't be read Purge leaves everything as it is, goes on behind that,
+// and returns the first such error in the end.
 func (l *Limiter) Purge(ctx context.Context) error {
 	if !l.calls.enter() {
 		return ErrClosed
@@ -431,24 +434,28 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) err
 	p := &l.purger
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// What has been answered counts, be it in the store or not.
+	if err := l.waitApplied(l.newestStaged()); err != nil {
+		return err
+	}
 	horizon := l.horizon()
 	pace := func(int) error { return ctx.Err() }
+	var unread error
 	for n := range codec.Sidecars {
+		if err := cmp.Or(l.failure.get(), ctx.Err()); err != nil {
+			return err
+		}
 		sh, sc := l.sidecar(n)
 		sh.mu.Lock()
 		due := !sc.exact || sc.sum.First() <= horizon
 		sh.mu.Unlock()
 		if due {
-			if err := l.filter(n, horizon, pace); err != nil {
-				return err
-			}
+			unread = cmp.Or(unread, l.filter(n, horizon, pace))
 		}
 		if progress != nil {
 			progress(n+1, codec.Sidecars)
 		}
 	}
-	if err := l.purgeRequests(horizon); err != nil {
-		return err
-	}
-	return l.waitApplied(p.round)
+	err := l.purgeRequests(horizon)
+	return cmp.Or(unread, err, l.waitApplied(p.round))
 }
