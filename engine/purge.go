@@ -212,7 +212,8 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	step := int(max(1, lookSize/max(1, sc.sum.Records()/codec.SlicesPerSidecar)))
 	sh.mu.Unlock()
 
-	for end, from := first+codec.SlicesPerSidecar, first; from < end && err == nil; {
+	var stopped error
+	for end, from := first+codec.SlicesPerSidecar, first; from < end && err == nil && stopped == nil; {
 		to := min(from+step, end)
 		err = l.filterSlices(n, from, to, horizon, clears)
 		if errors.Is(err, errCrowded) {
@@ -222,7 +223,7 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 			to, step, err = first, crowdedStep, nil
 		}
 		if err == nil {
-			err = pace(1 + int(l.purger.look.sum.Records()))
+			stopped = pace(1 + int(l.purger.look.sum.Records()))
 		}
 		from = to
 	}
@@ -231,12 +232,10 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	defer sh.mu.Unlock()
 	sc.next = nil
 	switch {
-	case sc.clears != clears:
-		return nil
+	case sc.clears != clears || stopped != nil:
+		return stopped
 	case err != nil:
-		if !errors.Is(err, errStopped) {
-			sc.failed = horizon
-		}
+		sc.failed = horizon
 		return err
 	}
 	sc.sum, sc.exact, sc.failed = next, true, 0

@@ -322,3 +322,25 @@ func TestPurgeCancelled(t *testing.T) {
 	purge(t, l)
 	wantRecords(t, l)
 }
+
+// TestPurgeGoesOnAfterCancel cancels a purge that is making guesses anew. The
+// background is not kept from doing so.
+func TestPurgeGoesOnAfterCancel(t *testing.T) {
+	clock := newManualClock(epoch)
+	opts := engine.Options{Now: clock.Now, PurgeWait: time.Hour}
+	inBubble(t, opts, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
+		must(t, hours(l, "k", 1))
+		opts.FS = d.CrashClone(vfs.CrashCloneCfg{})
+		l = open(t, "store", opts)
+		ctx, cancel := context.WithCancel(t.Context())
+		l.OnLook(cancel)
+		if err := l.Purge(ctx); err != context.Canceled {
+			t.Errorf("Purge = %v, want %v", err, context.Canceled)
+		}
+		l.OnLook(nil)
+		time.Sleep(time.Minute)
+		if guesses := l.Guesses(); len(guesses) > 0 {
+			t.Errorf("the sidecars %v are still guesses", guesses)
+		}
+	})
+}
