@@ -162,17 +162,20 @@ func (l *Limiter) pass() error {
 		sh, sc := l.sidecar(n)
 		sh.mu.Lock()
 		due := sc.sum.Worth(horizon, l.opts.PurgeWait)
-		if bit := uint64(1) << (n % 64); !sc.exact && p.written[n/64].Load()&bit != 0 {
+		switch bit := uint64(1) << (n % 64); {
+		case sc.failed != 0 && horizon-sc.failed < int64(l.opts.PurgeWait):
+			due = false
+		case sc.exact || due:
+		case p.written[n/64].Load()&bit != 0:
 			if guesses > 0 {
 				p.written[n/64].And(^bit)
 				guesses--
 				due = true
 			}
-		} else if !sc.exact && turn > 0 {
+		case turn > 0:
 			turn--
 			due = true
 		}
-		due = due && (sc.failed == 0 || horizon-sc.failed >= int64(l.opts.PurgeWait))
 		sh.mu.Unlock()
 		if !due {
 			continue
