@@ -266,11 +266,16 @@ func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) 
 	}
 	sc.next.Merge(&p.look.sum)
 	var err error
+	for i := range p.look.dead {
+		if err = l.lookAgain(sh, &p.look.dead[i], p.look.applied, horizon); err != nil {
+			break // then nothing is deleted: the overlay knows whole slices only
+		}
+	}
 	staged := 0
 	for i := range p.look.dead {
-		n, dropErr := l.drop(sh, sc, &p.look.dead[i], p.look.applied, horizon)
-		staged += n
-		err = errors.Join(err, dropErr)
+		if d := &p.look.dead[i]; err == nil && d.verdict.Drop {
+			staged += l.drop(sh, sc, d)
+		}
 	}
 	if staged > 0 {
 		y := l.layerOf(sh)
@@ -336,35 +341,37 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 	return storageError(it.Error())
 }
 
-// drop stages the end of a head that a look has found over, if the newest state
-// of its key is over, too. It returns how many deletions it has staged.
-// Whoever calls it holds sh.mu.
-func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead, applied uint64, horizon int64) (int, error) {
-	state, stored := d.verdict.State, d.verdict.Deadline
+// lookAgain judges a head that a look has found over by the newest state of its
+// key. Whoever calls it holds sh.mu.
+func (l *Limiter) lookAgain(sh *shard, d *deadHead, applied uint64, horizon int64) (err error) {
+	v := &d.verdict
 	if e := sh.cache.entries[string(d.key)]; e != nil {
-		if e.staged || e.stored == 0 || !ttl.Expired(e.state.Deadline(), horizon) {
-			return 0, nil
-		}
-		state, stored = e.state, e.stored
-		e.state, e.stored, e.used = limit.State{}, 0, false
-		sh.cache.resize(e, l.rounds.applied.Load())
+		v.State, v.Deadline = e.state, e.stored
+		v.Drop = !e.staged && e.stored != 0 && ttl.Expired(e.stored, horizon)
 	} else if sh.cache.evicted > applied {
 		// It may have changed, and left the cache since.
-		var err error
-		state, err = l.get(d.head)
-		if err != nil || state.Kind == limit.KindNone || !ttl.Expired(state.Deadline(), horizon) {
-			return 0, err
-		}
-		stored = state.Deadline()
+		v.State, err = l.get(d.head)
+		v.Deadline = v.State.Deadline()
+		v.Drop = v.State.Kind != limit.KindNone && ttl.Expired(v.Deadline, horizon)
 	}
-	sc.remove(stored)
+	return err
+}
+
+// drop stages the end of a head that is over. It returns how many deletions it
+// has staged. Whoever calls it holds sh.mu.
+func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead) int {
+	if e := sh.cache.entries[string(d.key)]; e != nil {
+		e.state, e.stored, e.used = limit.State{}, 0, false
+		sh.cache.resize(e, l.rounds.applied.Load())
+	}
+	sc.remove(d.verdict.Deadline)
 	_ = l.staging(&sh.purged).Delete(d.head, nil)
 	l.purger.dropped.Add(1)
 	l.purger.reclaimed.Add(uint64(d.size))
-	if state.Kind != limit.KindRolling {
-		return 1, nil
+	if d.verdict.State.Kind != limit.KindRolling {
+		return 1
 	}
-	return 1 + l.dropChunks(sh, &sh.purged, d.slice, d.key, state.Rolling.Chunks()), nil
+	return 1 + l.dropChunks(sh, &sh.purged, d.slice, d.key, d.verdict.State.Rolling.Chunks())
 }
 
 // purgeRequests stages the end of the request records of all windows that are

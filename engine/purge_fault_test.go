@@ -104,3 +104,46 @@ func TestPassReadFault(t *testing.T) {
 		wantRecords(t, l, "live")
 	})
 }
+
+// TestPurgeFaultInTheTurn has the second look at a record fail, while another in
+// the same slices is deleted. What could not be looked at is not taken for
+// deleted.
+func TestPurgeFaultInTheTurn(t *testing.T) {
+	clock := newManualClock(epoch)
+	f := tableFault(false)
+	l := open(t, "store", engine.Options{
+		FS: newHookFS(vfs.NewMem(), f.inject), NoPurge: true, Now: clock.Now,
+		Durability: engine.Interval, SyncInterval: time.Hour, CacheSize: 1, BlockCacheSize: 1,
+	})
+	keys := keysOf(t, l, 7, 4)
+	inTable, inMemory := keys[0], keys[1]
+	must(t, hours(l, inTable, 1))
+	flush(t, l)
+	must(t, hours(l, inMemory, 1))
+	must(t, hours(l, keysOf(t, l, 9, 1)[0], 1))
+	clock.Advance(time.Hour)
+	looks := 0
+	l.OnLook(func() {
+		switch looks++; looks {
+		case 1:
+			// Something changes and leaves the cache, so all must be read again.
+			must(t, hours(l, keys[2], 10), l.Sync, hours(l, keys[3], 10))
+			f.armed.Store(true)
+		case 2:
+			must(t, hours(l, inTable, 10))
+		}
+	})
+	if err := l.Purge(t.Context()); !errors.Is(err, syscall.EIO) {
+		t.Errorf("Purge = %v, want %v", err, syscall.EIO)
+	}
+	l.OnLook(nil)
+	if looks != 2 || f.failed.Load() != 1 {
+		t.Errorf("%d looks and %d faults, want 2 and 1", looks, f.failed.Load())
+	}
+	if err := l.Check(); err != nil {
+		t.Error(err)
+	}
+	clock.Advance(time.Hour)
+	purge(t, l)
+	wantRecords(t, l, inTable, keys[2], keys[3])
+}
