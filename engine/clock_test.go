@@ -124,3 +124,26 @@ func TestMarkIsTheNewestNow(t *testing.T) {
 		}
 	}
 }
+
+// TestMarkStaysBehindResetAll forgets everything, closes the store, and sets the
+// wall clock back. The mark does not go back.
+func TestMarkStaysBehindResetAll(t *testing.T) {
+	clock := newManualClock(epoch)
+	opts := engine.Options{Now: clock.Now, FS: vfs.NewMem()}
+	l := open(t, "store", opts)
+	must(t, throttle(l, "k", 1))
+	clock.Advance(time.Hour)
+	must(t, l.ResetAll)
+	want := clock.Now().UnixNano()
+	if got := storedMark(t, l); got != want {
+		t.Errorf("the mark is %d, want %d", got, want)
+	}
+	clock.Set(epoch)
+	l = reopen(t, l, "store", opts)
+	if got := storedMark(t, l); got != want {
+		t.Errorf("the mark is %d after Close, want %d", got, want)
+	}
+	if got := l.Now().UnixNano(); got != want {
+		t.Errorf("Now = %d, want %d", got, want)
+	}
+}

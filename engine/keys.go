@@ -116,6 +116,7 @@ func (l *Limiter) resetAll() *round {
 		}
 		sh.overlay = nil
 		sh.cache.clear()
+		sh.mark = now
 		for j := range sh.sidecars {
 			sh.sidecars[j].clear(now)
 		}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -162,17 +163,20 @@ func (l *Limiter) pass() error {
 		sh, sc := l.sidecar(n)
 		sh.mu.Lock()
 		due := sc.sum.Worth(horizon, l.opts.PurgeWait)
-		if bit := uint64(1) << (n % 64); !sc.exact && p.written[n/64].Load()&bit != 0 {
+		switch bit := uint64(1) << (n % 64); {
+		case sc.failed != 0 && horizon-sc.failed < int64(l.opts.PurgeWait):
+			due = false
+		case sc.exact || due:
+		case p.written[n/64].Load()&bit != 0:
 			if guesses > 0 {
 				p.written[n/64].And(^bit)
 				guesses--
 				due = true
 			}
-		} else if !sc.exact && turn > 0 {
+		case turn > 0:
 			turn--
 			due = true
 		}
-		due = due && (sc.failed == 0 || horizon-sc.failed >= int64(l.opts.PurgeWait))
 		sh.mu.Unlock()
 		if !due {
 			continue
@@ -215,7 +219,8 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	step := int(max(1, lookSize/max(1, sc.sum.Records()/codec.SlicesPerSidecar)))
 	sh.mu.Unlock()
 
-	for end, from := first+codec.SlicesPerSidecar, first; from < end && err == nil; {
+	var stopped error
+	for end, from := first+codec.SlicesPerSidecar, first; from < end && err == nil && stopped == nil; {
 		to := min(from+step, end)
 		err = l.filterSlices(n, from, to, horizon, clears)
 		if errors.Is(err, errCrowded) {
@@ -225,7 +230,7 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 			to, step, err = first, crowdedStep, nil
 		}
 		if err == nil {
-			err = pace(1 + int(l.purger.look.sum.Records()))
+			stopped = pace(1 + int(l.purger.look.sum.Records()))
 		}
 		from = to
 	}
@@ -234,12 +239,10 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	defer sh.mu.Unlock()
 	sc.next = nil
 	switch {
-	case sc.clears != clears:
-		return nil
+	case sc.clears != clears || stopped != nil:
+		return stopped
 	case err != nil:
-		if !errors.Is(err, errStopped) {
-			sc.failed = horizon
-		}
+		sc.failed = horizon
 		return err
 	}
 	sc.sum, sc.exact, sc.failed = next, true, 0
@@ -267,11 +270,16 @@ func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) 
 	}
 	sc.next.Merge(&p.look.sum)
 	var err error
+	for i := range p.look.dead {
+		if err = l.lookAgain(sh, &p.look.dead[i], p.look.applied, horizon); err != nil {
+			break // then nothing is deleted: the overlay knows whole slices only
+		}
+	}
 	staged := 0
 	for i := range p.look.dead {
-		n, dropErr := l.drop(sh, sc, &p.look.dead[i], p.look.applied, horizon)
-		staged += n
-		err = errors.Join(err, dropErr)
+		if d := &p.look.dead[i]; err == nil && d.verdict.Drop {
+			staged += l.drop(sh, sc, d)
+		}
 	}
 	if staged > 0 {
 		y := l.layerOf(sh)
@@ -337,35 +345,37 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 	return storageError(it.Error())
 }
 
-// drop stages the end of a head that a look has found over, if the newest state
-// of its key is over, too. It returns how many deletions it has staged.
-// Whoever calls it holds sh.mu.
-func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead, applied uint64, horizon int64) (int, error) {
-	state, stored := d.verdict.State, d.verdict.Deadline
+// lookAgain judges a head that a look has found over by the newest state of its
+// key. Whoever calls it holds sh.mu.
+func (l *Limiter) lookAgain(sh *shard, d *deadHead, applied uint64, horizon int64) (err error) {
+	v := &d.verdict
 	if e := sh.cache.entries[string(d.key)]; e != nil {
-		if e.staged || e.stored == 0 || !ttl.Expired(e.state.Deadline(), horizon) {
-			return 0, nil
-		}
-		state, stored = e.state, e.stored
-		e.state, e.stored, e.used = limit.State{}, 0, false
-		sh.cache.resize(e, l.rounds.applied.Load())
+		v.State, v.Deadline = e.state, e.stored
+		v.Drop = !e.staged && e.stored != 0 && ttl.Expired(e.stored, horizon)
 	} else if sh.cache.evicted > applied {
 		// It may have changed, and left the cache since.
-		var err error
-		state, err = l.get(d.head)
-		if err != nil || state.Kind == limit.KindNone || !ttl.Expired(state.Deadline(), horizon) {
-			return 0, err
-		}
-		stored = state.Deadline()
+		v.State, err = l.get(d.head)
+		v.Deadline = v.State.Deadline()
+		v.Drop = v.State.Kind != limit.KindNone && ttl.Expired(v.Deadline, horizon)
 	}
-	sc.remove(stored)
+	return err
+}
+
+// drop stages the end of a head that is over. It returns how many deletions it
+// has staged. Whoever calls it holds sh.mu.
+func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead) int {
+	if e := sh.cache.entries[string(d.key)]; e != nil {
+		e.state, e.stored, e.used = limit.State{}, 0, false
+		sh.cache.resize(e, l.rounds.applied.Load())
+	}
+	sc.remove(d.verdict.Deadline)
 	_ = l.staging(&sh.purged).Delete(d.head, nil)
 	l.purger.dropped.Add(1)
 	l.purger.reclaimed.Add(uint64(d.size))
-	if state.Kind != limit.KindRolling {
-		return 1, nil
+	if d.verdict.State.Kind != limit.KindRolling {
+		return 1
 	}
-	return 1 + l.dropChunks(sh, &sh.purged, d.slice, d.key, state.Rolling.Chunks()), nil
+	return 1 + l.dropChunks(sh, &sh.purged, d.slice, d.key, d.verdict.State.Rolling.Chunks())
 }
 
 // purgeRequests stages the end of the request records of all windows that are
@@ -418,7 +428,9 @@ func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo, boo
 // sidecars say; with Options.NoPurge nothing else does. It changes no answer.
 // It goes no further than the engine's clock can be trusted: see
 // Options.PurgeAhead. Nothing that it deletes is promised to be on disk when it
-// returns. A ctx that ends makes it return early with ctx's error.
+// returns. A ctx that ends makes it return early with ctx's error. Where the
+// store can't be read Purge leaves everything as it is, goes on behind that,
+// and returns the first such error in the end.
 func (l *Limiter) Purge(ctx context.Context) error {
 	if !l.calls.enter() {
 		return ErrClosed
@@ -435,24 +447,28 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) err
 	p := &l.purger
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// What has been answered counts, be it in the store or not.
+	if err := l.waitApplied(l.newestStaged()); err != nil {
+		return err
+	}
 	horizon := l.horizon()
 	pace := func(int) error { return ctx.Err() }
+	var unread error
 	for n := range codec.Sidecars {
+		if err := cmp.Or(l.failure.get(), ctx.Err()); err != nil {
+			return err
+		}
 		sh, sc := l.sidecar(n)
 		sh.mu.Lock()
 		due := !sc.exact || sc.sum.First() <= horizon
 		sh.mu.Unlock()
 		if due {
-			if err := l.filter(n, horizon, pace); err != nil {
-				return err
-			}
+			unread = cmp.Or(unread, l.filter(n, horizon, pace))
 		}
 		if progress != nil {
 			progress(n+1, codec.Sidecars)
 		}
 	}
-	if err := l.purgeRequests(horizon); err != nil {
-		return err
-	}
-	return l.waitApplied(p.round)
+	err := l.purgeRequests(horizon)
+	return cmp.Or(unread, err, l.waitApplied(p.round))
 }

@@ -63,8 +63,8 @@ func (s *Sidecar) Records() int64 { return max(s.records, 0) }
 // that now is in.
 func (s *Sidecar) Due(now int64) (n int64) {
 	for i := range s.Counts {
-		if i+1 < len(s.Counts) && now-s.Since < bucketStart(i+1) {
-			break
+		if i+1 == len(s.Counts) || now-s.Since < bucketStart(i+1) {
+			break // the last bucket ends with time
 		}
 		n += s.Counts[i]
 	}
