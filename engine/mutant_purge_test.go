@@ -204,3 +204,23 @@ func TestPurgeMeetsEviction(t *testing.T) {
 		t.Errorf("Len = %d, %v, want %d", n, err, 40*keys)
 	}
 }
+
+// TestPurgeTakesWhatIsStaged purges keys that have expired before they were
+// written to the store.
+func TestPurgeTakesWhatIsStaged(t *testing.T) {
+	clock := newManualClock(epoch)
+	l := open(t, "store", engine.Options{
+		Now: clock.Now, NoPurge: true, Durability: engine.Never, SyncInterval: time.Hour,
+	})
+	for i := range 20 {
+		if _, err := l.Throttle(nth(i), limit.Rate{Count: 1, Period: time.Second}, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clock.Advance(time.Second)
+	purgeNow(t, l)
+	must(t, l.Sync)
+	if got := records(t, l); len(got) != 0 {
+		t.Errorf("%d records are left, want none", len(got))
+	}
+}
