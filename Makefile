@@ -8,7 +8,7 @@ FUZZTIME = 200000x
 # More flags for go test, like -count=1.
 TESTFLAGS =
 
-.PHONY: build run test race lint fuzz bench crash check clean
+.PHONY: build run test race lint fuzz bench crash mutants check clean
 
 # The binary, as bin/gabion.
 build:
@@ -42,6 +42,10 @@ bench:
 # The tests that kill the process or cut the power.
 crash:
 	$(GO) test -count=1 -v -run 'Kill|Cut|Crash' ./engine ./cmd/gabion
+
+# Bugs put in on purpose, each of which a test has to catch.
+mutants:
+	$(GO) test -tags mutants -count=1 -timeout 30m -v -run '^TestMutants$$' ./engine
 
 # What has to pass before a commit is published.
 check: lint build test race

@@ -118,8 +118,8 @@ func Check(dir string, opts *Options, progress func(slices int)) (r Report, err 
 	if err := o.validate(); err != nil {
 		return Report{}, err
 	}
-	var s store
-	if dir, err = s.attach(dir, &o, true); err != nil {
+	s := store{failure: failure{failed: make(chan struct{})}}
+	if dir, err = s.attach(dir, &o, true, nil); err != nil {
 		if !pebble.IsCorruptionError(err) {
 			return Report{}, err
 		}

@@ -17,6 +17,9 @@ func (l *Limiter) OnLook(fn func()) {
 	l.purger.looked = fn
 }
 
+// Pass has the purge of l go once over what the sidecars call for.
+func Pass(l *Limiter) error { return l.pass() }
+
 // DB returns the store under l.
 func (l *Limiter) DB() *pebble.DB { return l.db }
 
@@ -115,3 +118,25 @@ func (l *Limiter) Visible(key []byte) (Stat, error) {
 	state, err := l.get(l.keys.AppendHead(nil, l.keys.Slice(key), key))
 	return statOf(state, 0), err
 }
+
+// Borrow starts a limiter on what lies under prefix in db, which somebody else
+// has opened and, once the limiter is closed, is to close. Pebble tells it
+// nothing of the tables that it writes.
+func Borrow(db *pebble.DB, prefix []byte, opts Options) (*Limiter, error) {
+	l, err := newLimiter(codec.Keyspace{Prefix: prefix}, &opts)
+	if err != nil {
+		return nil, err
+	}
+	l.db = db
+	mark, _, err := l.identify(fmt.Sprintf("what is under %q", prefix), &l.keys)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.start(mark); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Keys returns how the keys of the store under l are laid out.
+func (l *Limiter) Keys() codec.Keyspace { return l.keys }

@@ -45,7 +45,23 @@ type Limiter struct {
 //
 // Errors: limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, or what the file system says.
 func Open(dir string, opts *Options) (*Limiter, error) {
-	l := &Limiter{}
+	l, err := newLimiter(codec.Keyspace{}, opts)
+	if err != nil {
+		return nil, err
+	}
+	mark, err := l.store.open(dir, &l.keys, &l.opts, l.purger.tablesWritten(l.keys))
+	if err != nil {
+		return nil, err
+	}
+	if err := l.start(mark); err != nil {
+		return nil, errors.Join(err, l.store.close())
+	}
+	return l, nil
+}
+
+// newLimiter returns a limiter that has no store yet.
+func newLimiter(keys codec.Keyspace, opts *Options) (*Limiter, error) {
+	l := &Limiter{keys: keys}
 	if opts != nil {
 		l.opts = *opts
 	}
@@ -53,17 +69,8 @@ func Open(dir string, opts *Options) (*Limiter, error) {
 	if err := l.opts.validate(); err != nil {
 		return nil, err
 	}
-	p := &l.purger
-	p.wake, p.stop = make(chan struct{}, 1), make(chan struct{})
-	l.written = p.tablesWritten(l.keys)
-	mark, err := l.store.open(dir, &l.opts)
-	if err != nil {
-		return nil, err
-	}
-	l.keys.Seed = l.store.seed
-	if err := l.start(mark); err != nil {
-		return nil, errors.Join(err, l.store.close())
-	}
+	l.store.failure.failed = make(chan struct{})
+	l.purger.wake, l.purger.stop = make(chan struct{}, 1), make(chan struct{})
 	return l, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,34 +23,38 @@ import (
 
 var defaultFS = vfs.Default
 
-// store is a Pebble store of our own, and what came of opening it.
+// store is a Pebble store, or the part of one that is ours.
 type store struct {
 	db      *pebble.DB
-	seed    uint64
 	failure failure
-
-	// written is told of the tables that Pebble has written, by flushes or by
-	// compactions. It is set before the store is opened, if at all.
-	written func(tables []pebble.TableInfo, flushed bool)
-
-	lock   *pebble.Lock
-	health io.Closer // of the watch over slow disks
+	opened  []io.Closer // what close closes, the last first
 }
 
 // slowDisk is how long one operation of the file system may take before the
 // logger is told.
 const slowDisk = 5 * time.Second
 
-// open opens the store in dir and returns its mark. When it fails nothing is
-// left open.
-func (s *store) open(dir string, opts *Options) (mark codec.Mark, err error) {
+// open opens the store in dir, which is ours as a whole, and returns its mark.
+// When it fails nothing is left open. Pebble calls written with the tables that
+// it has flushed or compacted.
+func (s *store) open(dir string, keys *codec.Keyspace, opts *Options, written func(tables []pebble.TableInfo, flushed bool)) (mark codec.Mark, err error) {
 	if err := makeDir(opts.FS, dir); err != nil {
 		return mark, fmt.Errorf("engine: make the store's directory: %w", err)
 	}
-	if dir, err = s.attach(dir, opts, false); err != nil {
+	if dir, err = s.attach(dir, opts, false, written); err != nil {
 		return mark, err
 	}
-	mark, err = s.identify(dir)
+	mark, made, err := s.identify(dir, keys)
+	switch {
+	case err != nil:
+	case made:
+		// Pebble makes the first log of a new store before it raises the
+		// format, in one that can't tell a damaged record from the log's end.
+		// A flush has it begin the next.
+		err = s.flush()
+	default:
+		err = storageError(s.db.RatchetFormatMajorVersion(pebble.FormatNewest))
+	}
 	if err = cmp.Or(s.failure.get(), err); err != nil {
 		return mark, errors.Join(err, s.close())
 	}
@@ -59,8 +64,7 @@ func (s *store) open(dir string, opts *Options) (mark codec.Mark, err error) {
 // attach locks dir and opens the Pebble store in it, whoever it belongs to. It
 // returns the directory by its one name. One that is read only has to be there,
 // and is not changed. When attach fails nothing is left open.
-func (s *store) attach(dir string, opts *Options, readOnly bool) (_ string, err error) {
-	s.failure.failed = make(chan struct{})
+func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]pebble.TableInfo, bool)) (_ string, err error) {
 	log := &logger{log: opts.Logger, failure: &s.failure}
 	fsys := opts.FS
 	if fsys == defaultFS {
@@ -69,9 +73,10 @@ func (s *store) attach(dir string, opts *Options, readOnly bool) (_ string, err 
 			return "", fmt.Errorf("engine: find the store's directory: %w", err)
 		}
 	}
-	fsys, s.health = vfs.WithDiskHealthChecks(fsys, slowDisk, nil, func(info vfs.DiskSlowInfo) {
+	fsys, health := vfs.WithDiskHealthChecks(fsys, slowDisk, nil, func(info vfs.DiskSlowInfo) {
 		opts.Logger.Warn("slow disk", "operation", info.String())
 	})
+	s.opened = append(s.opened, health)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -86,9 +91,11 @@ func (s *store) attach(dir string, opts *Options, readOnly bool) (_ string, err 
 	if readOnly && err == nil && !found.Exists {
 		return "", fmt.Errorf("%w: there is none in %s", ErrForeign, dir)
 	}
-	if s.lock, err = lock(dir, fsys); err != nil {
+	locked, err := lock(dir, fsys)
+	if err != nil {
 		return "", err
 	}
+	s.opened = append(s.opened, locked)
 	if found, err = peek(dir, fsys); err != nil {
 		return "", err
 	}
@@ -101,13 +108,14 @@ func (s *store) attach(dir string, opts *Options, readOnly bool) (_ string, err 
 	cache := pebble.NewCache(opts.BlockCacheSize)
 	defer cache.Unref()
 	disk := newDisk(fsys, &s.failure)
-	options := pebbleOptions(format, disk, cache, s.lock, log, s.written)
+	options := pebbleOptions(format, disk, cache, locked, log, written)
 	options.ReadOnly = readOnly
 	if s.db, err = pebble.Open(dir, options); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
 		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
+	s.opened = append(s.opened, s.db)
 	return dir, nil
 }
 
@@ -202,69 +210,67 @@ func partOfStore(name string) bool {
 	return isLog && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// identify reads who wrote the store, writes it in a new one, and returns the
-// mark.
-func (s *store) identify(dir string) (mark codec.Mark, err error) {
-	keys := codec.Keyspace{}
-	identityKey, markKey := keys.AppendMeta(nil, codec.MetaIdentity), keys.AppendMeta(nil, codec.MetaMark)
-	value, closer, err := s.db.Get(identityKey)
+// identify reads who has written what lies under the prefix of keys, writes it
+// if there is nothing (then made is true), sets the seed of keys and returns
+// the mark. name is what errors call the store.
+func (s *store) identify(name string, keys *codec.Keyspace) (mark codec.Mark, made bool, err error) {
+	value, closer, err := s.db.Get(keys.AppendMeta(nil, codec.MetaIdentity))
 	if errors.Is(err, pebble.ErrNotFound) {
-		return codec.Mark{Clean: true}, s.create(dir, identityKey)
+		return codec.Mark{Clean: true}, true, s.create(name, keys)
 	}
 	if err != nil {
-		return mark, storageError(err)
+		return mark, false, storageError(err)
 	}
-	id, err := identityOf(dir, value)
+	id, err := identityOf(name, value)
 	closer.Close()
 	if err != nil {
-		return mark, err
+		return mark, false, err
 	}
-	s.seed = id.Seed
-	if err := s.db.RatchetFormatMajorVersion(pebble.FormatNewest); err != nil {
-		return mark, storageError(err)
-	}
-	value, closer, err = s.db.Get(markKey)
+	keys.Seed = id.Seed
+	value, closer, err = s.db.Get(keys.AppendMeta(nil, codec.MetaMark))
 	if errors.Is(err, pebble.ErrNotFound) {
-		return codec.Mark{Clean: true}, nil // nothing was ever written
+		return codec.Mark{Clean: true}, false, nil // nothing was ever written
 	}
 	if err != nil {
-		return mark, storageError(err)
+		return mark, false, storageError(err)
 	}
 	defer closer.Close()
 	if mark, err = codec.DecodeMark(value); err != nil {
-		return mark, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
+		return mark, false, fmt.Errorf("%w: the mark: %w", ErrCorrupt, err)
 	}
-	return mark, nil
+	return mark, false, nil
 }
 
-// identityOf reads the identity of the store in dir, and refuses that of a store
-// that is not ours or too new.
-func identityOf(dir string, value []byte) (codec.Identity, error) {
+// identityOf reads the identity of the store that errors call name, and refuses
+// that of a store that is not ours or too new.
+func identityOf(name string, value []byte) (codec.Identity, error) {
 	id, err := codec.DecodeIdentity(value)
 	switch {
 	case errors.Is(err, codec.ErrVersion), err == nil && id.Format > codec.Format:
-		return codec.Identity{}, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, dir, codec.Format)
+		return codec.Identity{}, fmt.Errorf("%w: %s; this version reads format %d and older", ErrNewerFormat, name, codec.Format)
 	case err != nil:
-		return codec.Identity{}, fmt.Errorf("%w: %s: %w", ErrForeign, dir, err)
+		return codec.Identity{}, fmt.Errorf("%w: %s: %w", ErrForeign, name, err)
 	}
 	return id, nil
 }
 
-// create writes the identity of a new store.
-func (s *store) create(dir string, identityKey []byte) error {
-	empty, err := isEmpty(s.db)
+// create writes the identity of a new store, under the prefix of keys, and sets
+// their seed.
+func (s *store) create(name string, keys *codec.Keyspace) error {
+	empty, err := isEmpty(s.db, keys)
 	switch {
 	case err != nil:
 		return storageError(err)
 	case !empty:
-		return fmt.Errorf("%w: %s is the store of another application", ErrForeign, dir)
+		return fmt.Errorf("%w: %s is the store of another application", ErrForeign, name)
 	}
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // it never fails
-	s.seed = binary.LittleEndian.Uint64(seed[:])
+	keys.Seed = binary.LittleEndian.Uint64(seed[:])
 
 	b := s.db.NewBatch()
-	_ = b.Set(identityKey, codec.AppendIdentity(nil, codec.Identity{Format: codec.Format, Seed: s.seed}), nil)
+	id := codec.Identity{Format: codec.Format, Seed: keys.Seed}
+	_ = b.Set(keys.AppendMeta(nil, codec.MetaIdentity), codec.AppendIdentity(nil, id), nil)
 	if err := s.db.ApplyNoSyncWait(b, pebble.Sync); err != nil {
 		return storageError(err)
 	}
@@ -272,10 +278,11 @@ func (s *store) create(dir string, identityKey []byte) error {
 		return storageError(err)
 	}
 	_ = b.Close()
+	return nil
+}
 
-	// Pebble makes the first log of a new store before it raises the format,
-	// in one that can't tell a damaged record from the log's end. A flush has
-	// it begin the next.
+// flush writes what Pebble has in memory to tables.
+func (s *store) flush() error {
 	flushed, err := s.db.AsyncFlush()
 	if err != nil {
 		return storageError(err)
@@ -284,9 +291,14 @@ func (s *store) create(dir string, identityKey []byte) error {
 	return nil
 }
 
-// isEmpty tells whether db holds no key at all.
-func isEmpty(db *pebble.DB) (bool, error) {
-	it, err := db.NewIter(&pebble.IterOptions{KeyTypes: pebble.IterKeyTypePointsAndRanges})
+// isEmpty tells whether db holds no key at all under the prefix of keys.
+func isEmpty(db *pebble.DB, keys *codec.Keyspace) (bool, error) {
+	lower, upper := keys.Bounds()
+	it, err := db.NewIter(&pebble.IterOptions{
+		LowerBound: lower,
+		UpperBound: upper,
+		KeyTypes:   pebble.IterKeyTypePointsAndRanges,
+	})
 	if err != nil {
 		return false, err
 	}
@@ -294,16 +306,13 @@ func isEmpty(db *pebble.DB) (bool, error) {
 	return !it.First() && it.Error() == nil, it.Error()
 }
 
-// close closes whatever is open.
+// close closes what was opened, the last first.
 func (s *store) close() error {
 	var errs []error
-	if s.db != nil {
-		errs = append(errs, s.db.Close())
+	for _, c := range slices.Backward(s.opened) {
+		errs = append(errs, c.Close())
 	}
-	if s.lock != nil {
-		errs = append(errs, s.lock.Close())
-	}
-	return errors.Join(append(errs, s.health.Close())...)
+	return errors.Join(errs...)
 }
 
 func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger, written func([]pebble.TableInfo, bool)) *pebble.Options {

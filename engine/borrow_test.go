@@ -1,0 +1,250 @@
+package engine_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/gabiondb/gabion/codec"
+	"github.com/gabiondb/gabion/engine"
+)
+
+// borrowedStores are options that an application may have opened its store with.
+var borrowedStores = map[string]func(*pebble.Options){
+	"plain":         func(*pebble.Options) {},
+	"oldest format": func(o *pebble.Options) { o.FormatMajorVersion = pebble.FormatMinSupported },
+	"small": func(o *pebble.Options) {
+		o.FormatMajorVersion = pebble.FormatNewest
+		o.MemTableSize = 64 << 10
+		o.L0CompactionThreshold = 1
+		for i := range o.Levels {
+			o.Levels[i].BlockSize = 256
+		}
+		for i := range o.TargetFileSizes {
+			o.TargetFileSizes[i] = 16 << 10
+		}
+	},
+	"separated values": func(o *pebble.Options) {
+		o.FormatMajorVersion = pebble.FormatNewest
+		o.MemTableSize = 256 << 10
+		o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
+			return pebble.ValueSeparationPolicy{Enabled: true, MinimumSize: 8, MaxBlobReferenceDepth: 4}
+		}
+	},
+}
+
+// TestBorrowedStore has two limiters live in the store of an application,
+// between 10,000 rows of its own. They must answer like their models, purge
+// what is over, by their sidecars alone, and touch nothing that is not theirs.
+func TestBorrowedStore(t *testing.T) {
+	for name, set := range borrowedStores {
+		t.Run(name, func(t *testing.T) {
+			opts := &pebble.Options{FS: vfs.NewMem(), Logger: quiet{}}
+			set(opts)
+			db, err := pebble.Open("store", opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows := map[string]string{}
+			// The first bytes of a neighbour are as near as can be.
+			for i, prefix := range []string{"", "limits.\xff", "limits", "limits0", "p", "\xfe", "\xff\xfd\xff", "\xff\xff", "\xff\xff\xff\xff"} {
+				for j := range 10_000 / 9 {
+					rows[fmt.Sprintf("%s:%04d", prefix, j)] = strings.Repeat("v", i+j%50)
+				}
+			}
+			for _, tag := range "chmqs" {
+				rows["limits"+string(tag)] = "no prefix"
+				rows[string(tag)+"\x00\x00k\x00\x01"] = "of no prefix"
+			}
+			for key, value := range rows {
+				if err := db.Set([]byte(key), []byte(value), pebble.NoSync); err != nil {
+					t.Fatal(err)
+				}
+			}
+			format := db.FormatMajorVersion()
+
+			borrowers := []*borrower{newBorrower(t, db, "limits/", 1), newBorrower(t, db, "\xff\xfe", 2)}
+			for step := range 600 {
+				for _, b := range borrowers {
+					b.step(t, step)
+				}
+			}
+			purged := uint64(0)
+			for _, b := range borrowers {
+				purged += b.finish(t)
+			}
+			if purged < 100 {
+				t.Errorf("%d records were purged, want 100 or more", purged)
+			}
+			if err := db.CheckLevels(nil); err != nil {
+				t.Error(err)
+			}
+			all := contents(t, db)
+			for _, b := range borrowers {
+				maps.DeleteFunc(all, func(key, _ string) bool { return strings.HasPrefix(key, b.prefix) })
+			}
+			if !maps.Equal(all, rows) {
+				for _, key := range slices.Sorted(maps.Keys(rows)) {
+					if all[key] != rows[key] {
+						t.Errorf("the row %q is %q, want %q", key, all[key], rows[key])
+						break
+					}
+				}
+				t.Errorf("%d rows are left, want %d", len(all), len(rows))
+			}
+			if got := db.FormatMajorVersion(); got != format {
+				t.Errorf("the format is %v, and was %v", got, format)
+			}
+			// The limiters are closed, and the store is not.
+			if err := errors.Join(db.Set([]byte("a"), nil, pebble.Sync), db.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// borrower is a limiter in the store of somebody else, and its model.
+type borrower struct {
+	*trace
+	db     *pebble.DB
+	prefix string
+	l      *engine.Limiter
+	purged uint64
+}
+
+func newBorrower(t *testing.T, db *pebble.DB, prefix string, seed uint64) *borrower {
+	t.Helper()
+	b := &borrower{trace: newTrace(seed), db: db, prefix: prefix}
+	b.open(t)
+	return b
+}
+
+func (b *borrower) open(t *testing.T) {
+	t.Helper()
+	l, err := engine.Borrow(b.db, []byte(b.prefix), engine.Options{
+		Now: b.clock.Now, NoPurge: true, PurgeWait: 1, CacheSize: 1, Durability: engine.Interval, SyncInterval: time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.l = l
+}
+
+func (b *borrower) close(t *testing.T) {
+	t.Helper()
+	b.purged += b.l.Metrics().Purged
+	must(t, b.l.Check, b.l.Close)
+}
+
+func (b *borrower) pass(t *testing.T) {
+	t.Helper()
+	if err := engine.Pass(b.l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *borrower) carryOut(t *testing.T, op engine.Op) {
+	t.Helper()
+	checkResult(t, op, b.l.Do([]engine.Op{op}, nil)[0], b.do(op))
+}
+
+func (b *borrower) step(t *testing.T, n int) {
+	t.Helper()
+	one := func(op engine.Op) { b.carryOut(t, op) }
+	b.l.Now()
+	b.tick()
+	switch b.rng.IntN(20) {
+	case 0, 1, 2:
+		b.pass(t)
+	case 3:
+		b.rush(one)
+	case 4:
+		b.burst(one)
+	}
+	switch n % 200 {
+	case 50:
+		must(t, b.db.Flush)
+	case 100:
+		must(t, b.l.ResetAll)
+		clear(b.keys)
+		b.mark = b.now
+	case 150:
+		b.close(t)
+		b.open(t)
+		b.reopened()
+	}
+	one(b.op())
+	if want := b.all(); n%100 == 0 {
+		if got := scan(t, b.l, 5); !maps.Equal(got, want) {
+			t.Fatalf("Scan = %v, want %v", got, want)
+		}
+	}
+}
+
+// finish lets all but the longest windows end, and looks at what is left once
+// that has been purged. It returns how many records have been, in all.
+func (b *borrower) finish(t *testing.T) uint64 {
+	t.Helper()
+	b.advance(2 * time.Minute)
+	must(t, b.l.Sync) // what is staged is not seen by a pass
+	b.pass(t)
+	must(t, b.l.Sync)
+	keys := b.l.Keys()
+	live := b.all()
+	if len(live) == 0 || len(live) == len(b.keys) {
+		t.Errorf("%d of %d keys are live, want some", len(live), len(b.keys))
+	}
+	for key, value := range contents(t, b.db) {
+		if !strings.HasPrefix(key, b.prefix) {
+			continue
+		}
+		_, user, err := keys.ParseHead(nil, []byte(key))
+		if deadline, _ := codec.DecodeDeadline([]byte(value)); err == nil {
+			if st := live[string(user)]; deadline != st.Deadline.UnixNano() {
+				t.Errorf("the record of %q is left until %d, and it is %+v", user, deadline, st)
+			}
+			continue
+		}
+		if deadline, user, id, err := keys.ParseRequestKey(nil, []byte(key)); err == nil {
+			if deadline != live[string(user)].Deadline.UnixNano() {
+				t.Errorf("the request %s of %q is left until %d", id, user, deadline)
+			}
+		} else if _, user, _, err := keys.ParseChunkKey(nil, []byte(key)); err == nil {
+			if !live[string(user)].Exists() {
+				t.Errorf("a chunk of %q is left", user)
+			}
+		}
+	}
+	b.close(t)
+	return b.purged
+}
+
+// TestBorrowForeign asks for a prefix under which there is something else.
+func TestBorrowForeign(t *testing.T) {
+	db, err := pebble.Open("store", &pebble.Options{FS: vfs.NewMem(), Logger: quiet{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if err := db.Set([]byte("limits\x00"), []byte("v"), pebble.Sync); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := engine.Borrow(db, []byte("limits"), engine.Options{}); !errors.Is(err, engine.ErrForeign) {
+		t.Errorf("Borrow = %v, %v, want ErrForeign", l, err)
+	}
+	if got := contents(t, db); len(got) != 1 {
+		t.Errorf("the store holds %q, want what was there", got)
+	}
+	l, err := engine.Borrow(db, []byte("limit."), engine.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, l.Check, l.Close)
+}
