@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -56,6 +57,9 @@ type purger struct {
 	staged  int    // deletions since the last wait
 	round   uint64 // the newest that has some
 
+	// requests is when request records were last deleted.
+	requests int64
+
 	// written tells, a bit for each sidecar, over which slices Pebble has
 	// written tables since they were looked at.
 	written [codec.Sidecars / 64]atomic.Uint64
@@ -65,6 +69,7 @@ type purger struct {
 	stop    chan struct{}
 	stopped sync.WaitGroup
 
+	deletions atomic.Uint64 // how often some have been staged
 	dropped   atomic.Uint64
 	reclaimed atomic.Uint64
 	passes    atomic.Uint64
@@ -94,7 +99,7 @@ func (l *Limiter) purge() {
 	defer p.stopped.Done()
 	ticker := time.NewTicker(purgeTick)
 	defer ticker.Stop()
-	quiet, unflushed := 0, false
+	quiet, unflushed, seen := 0, false, uint64(0)
 	for {
 		select {
 		case <-p.stop:
@@ -103,8 +108,8 @@ func (l *Limiter) purge() {
 		case <-ticker.C:
 			quiet++
 		}
-		dropped := p.dropped.Load()
 		err := l.pass()
+		deletions := p.deletions.Load()
 		switch {
 		case errors.Is(err, errStopped) || l.failure.get() != nil:
 			return
@@ -112,8 +117,8 @@ func (l *Limiter) purge() {
 			l.opts.Logger.Error("a purge has failed", "error", err)
 		}
 		switch {
-		case p.dropped.Load() != dropped:
-			quiet, unflushed = 0, true
+		case deletions != seen:
+			quiet, unflushed, seen = 0, true, deletions
 			p.flushed.Store(false)
 		case p.flushed.Load():
 			unflushed = false
@@ -187,7 +192,7 @@ func (l *Limiter) pass() error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, l.purgeRequests(horizon))...)
+	return errors.Join(append(errs, l.purgeRequests(horizon, false))...)
 }
 
 // horizon returns the instant up to which expired state may be deleted. Whoever
@@ -286,6 +291,7 @@ func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) 
 		y.purged = append(y.purged, purgedSlices{first, end, horizon})
 		sh.mark = max(sh.mark, horizon)
 		sc.purged, p.round = y.round, y.round
+		p.deletions.Add(1)
 	}
 	sh.mu.Unlock()
 
@@ -379,31 +385,50 @@ func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead) int {
 }
 
 // purgeRequests stages the end of the request records of all windows that are
-// over at horizon.
-func (l *Limiter) purgeRequests(horizon int64) error {
+// over at horizon. If they are few, and not all is set, they are left to the
+// longest wait.
+func (l *Limiter) purgeRequests(horizon int64, all bool) error {
+	p := &l.purger
 	upper := l.keys.AppendRequestStart(nil, horizon+1)
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: l.keys.AppendRequestStart(nil, 0), UpperBound: upper})
 	if err != nil {
 		return storageError(err)
 	}
-	var lower []byte
-	if it.First() {
-		lower = append(lower, it.Key()...)
+	var keys [][]byte
+	var size uint64
+	for it.First(); it.Valid() && len(keys) <= maxPointDeletes; it.Next() {
+		keys = append(keys, bytes.Clone(it.Key()))
+		size += uint64(len(it.Key()) + len(it.Value()))
 	}
-	if err := it.Close(); err != nil || lower == nil {
+	if err := it.Close(); err != nil || len(keys) == 0 {
 		return storageError(err)
 	}
-	if size, err := l.db.EstimateDiskUsage(lower, upper); err == nil {
-		l.purger.reclaimed.Add(size)
+	many := len(keys) > maxPointDeletes
+	if !many && !all && horizon-p.requests < int64(l.opts.PurgeWait) {
+		return nil
+	}
+	p.requests = horizon
+	if many {
+		if size, err = l.db.EstimateDiskUsage(keys[0], upper); err != nil {
+			return storageError(err)
+		}
 	}
 	// With all turns in hand nobody is at a decision that began when one of
 	// these windows was open, and has yet to look for a request of it.
 	l.lockAll()
 	defer l.unlockAll()
 	sh := &l.shards[0]
-	_ = l.staging(&sh.purged).DeleteRange(lower, upper, nil)
+	if many {
+		_ = l.staging(&sh.purged).DeleteRange(keys[0], upper, nil)
+	} else {
+		for _, key := range keys {
+			_ = l.staging(&sh.purged).Delete(key, nil)
+		}
+	}
 	sh.mark = max(sh.mark, horizon)
-	l.purger.round = l.rounds.open.seq
+	p.round = l.rounds.open.seq
+	p.deletions.Add(1)
+	p.reclaimed.Add(size)
 	return nil
 }
 
@@ -473,6 +498,6 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) err
 			progress(n+1, codec.Sidecars)
 		}
 	}
-	err := l.purgeRequests(horizon)
+	err := l.purgeRequests(horizon, true)
 	return cmp.Or(unread, err, l.waitApplied(p.round))
 }
