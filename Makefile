@@ -39,9 +39,9 @@ fuzz:
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./...
 
-# The tests that kill the process or cut the power.
+# The tests that kill the process, cut the power or take long, at length.
 crash:
-	$(GO) test -count=1 -v -run 'Kill|Cut|Crash' ./engine ./cmd/gabion
+	$(GO) test -count=1 -v -run 'Kill|Cut|Crash' ./engine ./cmd/gabion && $(GO) test -count=1 -v -timeout 60m -run OneShotKeysLeave ./engine -long
 
 # Bugs put in on purpose, each of which a test has to catch.
 mutants:

@@ -469,14 +469,10 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) err
 	if err := l.failure.get(); err != nil {
 		return err
 	}
-	// What is staged and has expired already is to be found as well.
-	if err := l.waitApplied(l.newestStaged()); err != nil {
-		return err
-	}
 	p := &l.purger
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// What has been answered counts, be it in the store or not.
+	// What is staged and has expired already is to be found as well.
 	if err := l.waitApplied(l.newestStaged()); err != nil {
 		return err
 	}
