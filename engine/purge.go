@@ -210,7 +210,7 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	next := ttl.NewSidecar(horizon)
 	first := n * codec.SlicesPerSidecar
 	sh.mu.Lock()
-	sc.next, sc.passed = &next, first
+	sc.next, sc.passed, sc.doubted = &next, first, false
 	clears := sc.clears
 	step := int(max(1, lookSize/max(1, sc.sum.Records()/codec.SlicesPerSidecar)))
 	sh.mu.Unlock()
@@ -241,7 +241,7 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 		sc.failed = horizon
 		return err
 	}
-	sc.sum, sc.exact, sc.failed = next, true, 0
+	sc.sum, sc.exact, sc.failed = next, !sc.doubted, 0
 	l.putSidecar(n)
 	l.purger.passes.Add(1)
 	l.purger.last.Store(horizon)
