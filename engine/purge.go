@@ -244,7 +244,7 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 	sc.sum, sc.exact, sc.failed = next, !sc.doubted, 0
 	l.putSidecar(n)
 	l.purger.passes.Add(1)
-	l.purger.last.Store(horizon)
+	l.purger.last.Store(l.clock.now())
 	return nil
 }
 
