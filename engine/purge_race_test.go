@@ -1,12 +1,14 @@
 package engine_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/gabiondb/gabion/codec"
@@ -204,5 +206,66 @@ func TestPurgedTwice(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestPurgeBeginsAnew has more heads in a few slices than a pass expects, when it
+// has already staged the end of some in slices before. It goes over those again,
+// and takes nothing for dead twice.
+func TestPurgeBeginsAnew(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it tries millions of keys")
+	}
+	const (
+		expected = 10 * codec.SlicesPerSidecar // heads, so that a look is at 204 slices
+		crowd    = 8300
+		first    = 7 * codec.SlicesPerSidecar
+	)
+	clock := newManualClock(epoch)
+	l := open(t, "store", engine.Options{
+		FS: vfs.NewMem(), NoPurge: true, Now: clock.Now,
+		Durability: engine.Interval, SyncInterval: 24 * time.Hour, CacheSize: 1,
+	})
+	ks := keyspaceOf(t, l)
+	var early, anywhere, late [][]byte
+	for i := uint64(0); len(anywhere) < expected || len(late) < crowd; i++ {
+		key := binary.BigEndian.AppendUint64(nil, i)
+		switch slice := int(ks.Slice(key)) - first; {
+		case slice >= 205 && slice < codec.SlicesPerSidecar:
+			late = append(late, key)
+		case slice >= 0 && slice < 50 && len(early) < 2:
+			early = append(early, key)
+		case slice >= 0 && slice < 205 && len(anywhere) < expected:
+			anywhere = append(anywhere, key)
+		}
+	}
+	must(t, hours(l, string(early[0]), 1), hours(l, string(early[1]), 1))
+	for _, key := range anywhere {
+		must(t, hours(l, string(key), 100))
+	}
+	must(t, l.Sync)
+	clock.Advance(2 * time.Hour)
+	looks := 0
+	l.OnLook(func() {
+		switch looks++; looks {
+		case 1: // the crowd comes after the pass was planned
+			for _, key := range late {
+				record := codec.AppendState(nil, limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: epoch.Add(100 * time.Hour).UnixNano()}})
+				if err := l.DB().Set(ks.AppendHead(nil, ks.Slice(key), key), record, pebble.NoSync); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case 2: // it has begun anew
+			must(t, hours(l, string(early[0]), 5))
+		}
+	})
+	purge(t, l)
+	l.OnLook(nil)
+	must(t, l.Sync)
+	if m := l.Metrics(); looks < 60 || m.Purged != 2 || m.Records != int64(len(anywhere)+len(late)+1) {
+		t.Errorf("%d looks, %d records purged and %d left, want more than 60, 2 and %d", looks, m.Purged, m.Records, len(anywhere)+len(late)+1)
+	}
+	if err := l.Check(); err != nil {
+		t.Error(err)
 	}
 }
