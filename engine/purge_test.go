@@ -244,6 +244,11 @@ func TestPurgeSeesWhatIsStaged(t *testing.T) {
 		clock.Advance(time.Hour)
 		purge(t, l)
 		wantRecords(t, l, "long")
+		for key := range contents(t, l.DB()) {
+			if _, _, _, err := (codec.Keyspace{}).ParseRequestKey(nil, []byte(key)); err == nil {
+				t.Errorf("%v: %q is left", durability, key)
+			}
+		}
 		if m := l.Metrics(); m.Purged != 2 {
 			t.Errorf("%v: %d records purged, want 2", durability, m.Purged)
 		}
@@ -260,8 +265,10 @@ func TestPurgedStaysOver(t *testing.T) {
 			opts := engine.Options{NoPurge: true, Now: clock.Now, FS: fs}
 			l := open(t, "store", opts)
 			quota := []byte("quota")
-			take(t, l, quota, 0, 3)
-			if what == "request" { // alone
+			if what == "head" {
+				must(t, hours(l, "rate", 1))
+			} else { // alone
+				take(t, l, quota, 0, 3)
 				clock.Advance(time.Hour - 1)
 				if found, err := l.Reset(quota); !found || err != nil {
 					t.Fatalf("Reset = %t, %v", found, err)
