@@ -209,17 +209,13 @@ func (l *Limiter) horizon() int64 {
 // Whoever calls it holds purger.mu.
 func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error) {
 	sh, sc := l.sidecar(n)
-	sh.mu.Lock()
-	purged := sc.purged
-	sh.mu.Unlock()
-	// What the last pass has staged must not be found a second time.
-	if err := l.waitApplied(purged); err != nil {
+	if err := l.waitPurged(sh, sc); err != nil {
 		return err
 	}
 	next := ttl.NewSidecar(horizon)
 	first := n * codec.SlicesPerSidecar
 	sh.mu.Lock()
-	sc.next, sc.passed = &next, first
+	sc.next, sc.passed, sc.doubted = &next, first, false
 	clears := sc.clears
 	step := int(max(1, lookSize/max(1, sc.sum.Records()/codec.SlicesPerSidecar)))
 	sh.mu.Unlock()
@@ -232,7 +228,8 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 			sh.mu.Lock()
 			next, sc.passed = ttl.NewSidecar(horizon), first
 			sh.mu.Unlock()
-			to, step, err = first, crowdedStep, nil
+			to, step = first, crowdedStep
+			err = l.waitPurged(sh, sc)
 		}
 		if err == nil {
 			stopped = pace(1 + int(l.purger.look.sum.Records()))
@@ -250,11 +247,20 @@ func (l *Limiter) filter(n int, horizon int64, pace func(int) error) (err error)
 		sc.failed = horizon
 		return err
 	}
-	sc.sum, sc.exact, sc.failed = next, true, 0
+	sc.sum, sc.exact, sc.failed = next, !sc.doubted, 0
 	l.putSidecar(n)
 	l.purger.passes.Add(1)
 	l.purger.last.Store(l.clock.now())
 	return nil
+}
+
+// waitPurged waits until what has been staged of sc's dead heads is applied: it
+// must not be found a second time.
+func (l *Limiter) waitPurged(sh *shard, sc *sidecar) error {
+	sh.mu.Lock()
+	purged := sc.purged
+	sh.mu.Unlock()
+	return l.waitApplied(purged)
 }
 
 // filterSlices filters the slices from first to just before end, in one look

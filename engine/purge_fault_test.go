@@ -23,48 +23,53 @@ func tableFault(sticky bool) *fault {
 // that is live, what can be read is purged, and the next purge sees to the rest.
 func TestPurgeReadFault(t *testing.T) {
 	for _, sticky := range []bool{false, true} {
-		clock := newManualClock(epoch)
-		f := tableFault(sticky)
-		l := open(t, "store", engine.Options{FS: newHookFS(vfs.NewMem(), f.inject), NoPurge: true, Now: clock.Now, CacheSize: 1, BlockCacheSize: 1})
-		var live []string
-		for i := range 300 {
-			if i%3 == 0 {
-				live = append(live, string(nth(i)))
-				must(t, hours(l, string(nth(i)), 2))
-			} else {
-				must(t, hours(l, string(nth(i)), 1))
-			}
-		}
-		flush(t, l)
-		clock.Advance(time.Hour)
-		f.armed.Store(true)
-		if err := l.Purge(t.Context()); !errors.Is(err, engine.ErrStorage) || !errors.Is(err, syscall.EIO) {
-			t.Errorf("Purge = %v, want %v that wraps %v", err, engine.ErrStorage, syscall.EIO)
-		}
-		f.armed.Store(false)
-		if err := l.Failure(); err != nil {
-			t.Errorf("Failure = %v after reads that failed, want nil", err)
-		}
-		unread := map[int]bool{}
-		ks := keyspaceOf(t, l)
-		for i := range 300 {
-			if s, err := l.Stat(nth(i)); s.Exists() != (i%3 == 0) || err != nil {
-				t.Errorf("Stat(%q) = %+v, %v", nth(i), s, err)
-			}
-		}
-		for key := range records(t, l) {
-			unread[int(ks.Slice([]byte(key)))/codec.SlicesPerSidecar] = true
-		}
-		purged := l.Metrics().Purged
-		if sticky && purged > 0 {
-			t.Errorf("%d records purged that could not be read", purged)
-		}
-		if !sticky && purged < 190 {
-			t.Errorf("%d records purged with one read that failed, want nearly all 200", purged)
-		}
-		purge(t, l)
-		wantRecords(t, l, live...)
+		synctest.Test(t, func(t *testing.T) { purgeReadFault(t, sticky) })
 	}
+}
+
+func purgeReadFault(t *testing.T, sticky bool) {
+	clock := newManualClock(epoch)
+	f := tableFault(sticky)
+	l := open(t, "store", engine.Options{FS: newHookFS(vfs.NewMem(), f.inject), NoPurge: true, Now: clock.Now, CacheSize: 1, BlockCacheSize: 1})
+	var live []string
+	for i := range 300 {
+		if i%3 == 0 {
+			live = append(live, string(nth(i)))
+			must(t, hours(l, string(nth(i)), 2))
+		} else {
+			must(t, hours(l, string(nth(i)), 1))
+		}
+	}
+	flush(t, l)
+	synctest.Wait() // until Pebble has looked at its tables
+	clock.Advance(time.Hour)
+	f.armed.Store(true)
+	if err := l.Purge(t.Context()); !errors.Is(err, engine.ErrStorage) || !errors.Is(err, syscall.EIO) {
+		t.Errorf("Purge = %v, want %v that wraps %v", err, engine.ErrStorage, syscall.EIO)
+	}
+	f.armed.Store(false)
+	if err := l.Failure(); err != nil {
+		t.Errorf("Failure = %v after reads that failed, want nil", err)
+	}
+	unread := map[int]bool{}
+	ks := keyspaceOf(t, l)
+	for i := range 300 {
+		if s, err := l.Stat(nth(i)); s.Exists() != (i%3 == 0) || err != nil {
+			t.Errorf("Stat(%q) = %+v, %v", nth(i), s, err)
+		}
+	}
+	for key := range records(t, l) {
+		unread[int(ks.Slice([]byte(key)))/codec.SlicesPerSidecar] = true
+	}
+	purged := l.Metrics().Purged
+	if sticky && purged > 0 {
+		t.Errorf("%d records purged that could not be read", purged)
+	}
+	if !sticky && purged < 190 {
+		t.Errorf("%d records purged with one read that failed, want nearly all 200", purged)
+	}
+	purge(t, l)
+	wantRecords(t, l, live...)
 }
 
 // TestPassReadFault has reads of tables fail in the background for a while, in a

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -242,6 +244,11 @@ func TestPurgeSeesWhatIsStaged(t *testing.T) {
 		clock.Advance(time.Hour)
 		purge(t, l)
 		wantRecords(t, l, "long")
+		for key := range contents(t, l.DB()) {
+			if _, _, _, err := (codec.Keyspace{}).ParseRequestKey(nil, []byte(key)); err == nil {
+				t.Errorf("%v: %q is left", durability, key)
+			}
+		}
 		if m := l.Metrics(); m.Purged != 2 {
 			t.Errorf("%v: %d records purged, want 2", durability, m.Purged)
 		}
@@ -258,8 +265,10 @@ func TestPurgedStaysOver(t *testing.T) {
 			opts := engine.Options{NoPurge: true, Now: clock.Now, FS: fs}
 			l := open(t, "store", opts)
 			quota := []byte("quota")
-			take(t, l, quota, 0, 3)
-			if what == "request" { // alone
+			if what == "head" {
+				must(t, hours(l, "rate", 1))
+			} else { // alone
+				take(t, l, quota, 0, 3)
 				clock.Advance(time.Hour - 1)
 				if found, err := l.Reset(quota); !found || err != nil {
 					t.Fatalf("Reset = %t, %v", found, err)
@@ -343,4 +352,318 @@ func TestPurgeGoesOnAfterCancel(t *testing.T) {
 			t.Errorf("the sidecars %v are still guesses", guesses)
 		}
 	})
+}
+
+// TestPurgeAfterLeap opens a store when the wall clock is two months ahead of
+// it. Answers go by that clock. Nothing is deleted that would not be over within
+// two days of what the store has seen, until the clock was confirmed.
+func TestPurgeAfterLeap(t *testing.T) {
+	const leap = 60 * 24 * time.Hour
+	type step struct {
+		wall time.Duration // after the epoch
+		left []string
+	}
+	all := []string{"1h", "48h", "49h", "100h", "live"}
+	for name, c := range map[string]struct {
+		confirm time.Duration
+		steps   []step
+	}{
+		"confirmed": {0, []step{
+			{leap, all[2:]},
+			{leap + 10*time.Minute - 1, all[2:]},
+			{leap + 10*time.Minute, all[4:]},
+		}},
+		"uptime": {5 * time.Hour, []step{
+			{leap, all[2:]},
+			{leap + time.Hour - 1, all[2:]},
+			{leap + time.Hour, all[3:]},
+			{leap + 5*time.Hour, all[4:]},
+		}},
+		"stepped back": {0, []step{
+			{leap, all[2:]},
+			{leap + 5*time.Minute, all[2:]},
+			{time.Minute, all[2:]},
+			{24 * time.Hour, all[2:]},
+			{leap + 6*time.Minute, all[2:]}, // it agrees again
+			{leap + 16*time.Minute - 1, all[2:]},
+			{leap + 16*time.Minute, all[4:]},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clock := newManualClock(epoch)
+			opts := engine.Options{FS: vfs.NewMem(), NoPurge: true, Now: clock.Now, PurgeConfirm: c.confirm}
+			l := open(t, "store", opts)
+			must(t, hours(l, "1h", 1), hours(l, "48h", 48), hours(l, "49h", 49), hours(l, "100h", 100), hours(l, "live", 24*90))
+			clock.Set(epoch.Add(leap))
+			l = reopen(t, l, "store", opts)
+			now := leap
+			for i, s := range c.steps {
+				clock.Set(epoch.Add(s.wall))
+				now = max(now, s.wall)
+				purge(t, l)
+				wantRecords(t, l, s.left...)
+				if got := l.Now(); !got.Equal(epoch.Add(now)) {
+					t.Errorf("Now = %v, want %v", got, epoch.Add(now))
+				}
+				if got := l.Metrics().LastPurge; i == 0 && !got.Equal(epoch.Add(now)) {
+					t.Errorf("LastPurge = %v, want %v", got, epoch.Add(now))
+				}
+				for _, key := range all {
+					if st, err := l.Stat([]byte(key)); st.Exists() != (key == "live") || err != nil {
+						t.Errorf("Stat(%q) = %+v, %v", key, st, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestPurgeLeavesNoWildMark purges under a wall clock that is far ahead, and
+// sets that right. The purge alone does not have the store stay there.
+func TestPurgeLeavesNoWildMark(t *testing.T) {
+	clock := newManualClock(epoch)
+	opts := engine.Options{FS: vfs.NewMem(), NoPurge: true, Now: clock.Now}
+	l := open(t, "store", opts)
+	must(t, hours(l, "1h", 1), hours(l, "100h", 100))
+	clock.Set(epoch.Add(60 * 24 * time.Hour))
+	l = reopen(t, l, "store", opts)
+	purge(t, l)
+	clock.Set(epoch.Add(time.Hour))
+	l = reopen(t, l, "store", opts)
+	if got, want := l.Now(), epoch.Add(48*time.Hour); !got.Equal(want) {
+		t.Errorf("Now = %v, want %v", got, want)
+	}
+	if left, err := l.TTL([]byte("100h")); left != 52*time.Hour || err != nil {
+		t.Errorf("TTL = %v, %v, want 52h", left, err)
+	}
+}
+
+// TestBackground has what has expired purged without anybody's help: as soon as
+// a quarter of a sidecar's heads is due, or after a while.
+func TestBackground(t *testing.T) {
+	for _, noPurge := range []bool{false, true} {
+		clock := newManualClock(epoch)
+		opts := engine.Options{Now: clock.Now, PurgeWait: time.Hour, NoPurge: noPurge}
+		inBubble(t, opts, func(t *testing.T, l *engine.Limiter, _ *slowDisk) {
+			many, few := keysOf(t, l, 7, 256), keysOf(t, l, 8, 256)
+			for i := range 256 {
+				n := int64(100)
+				if i < 64 {
+					n = 1
+				}
+				must(t, hours(l, many[i], n))
+				if i == 63 {
+					n = 100
+				}
+				must(t, hours(l, few[i], n))
+			}
+			take(t, l, []byte("quota"), 0, 10)
+			due := func(after time.Duration, left int) {
+				t.Helper()
+				clock.Set(epoch.Add(after))
+				time.Sleep(time.Second)
+				synctest.Wait()
+				if noPurge {
+					left = 513
+				}
+				if n := len(records(t, l)); n != left {
+					t.Errorf("%d records are left after %v, want %d", n, after, left)
+				}
+			}
+			due(time.Hour-1, 513)
+			due(time.Hour+10*time.Minute, 513-64)
+			due(2*time.Hour+time.Minute, 513-64-63-1) // and the quota
+			requests := 0
+			for key := range contents(t, l.DB()) {
+				if _, _, _, err := (codec.Keyspace{}).ParseRequestKey(nil, []byte(key)); err == nil {
+					requests++
+				}
+			}
+			if want := map[bool]int{true: 10}[noPurge]; requests != want {
+				t.Errorf("%d requests are left, want %d", requests, want)
+			}
+			if m := l.Metrics(); noPurge && m.PurgePasses+m.Purged > 0 {
+				t.Errorf("%d passes have purged %d records with NoPurge", m.PurgePasses, m.Purged)
+			}
+		})
+	}
+}
+
+func TestPurgeMetrics(t *testing.T) {
+	clock := newManualClock(epoch)
+	opts := engine.Options{Now: clock.Now, NoPurge: true, FS: vfs.NewMem()}
+	l := open(t, "store", opts)
+	check := func(when string, want engine.Metrics) {
+		t.Helper()
+		m := l.Metrics()
+		got := engine.Metrics{
+			Records: m.Records, Expired: m.Expired, Backlog: m.Backlog,
+			Purged: m.Purged, PurgedBytes: m.PurgedBytes, PurgePasses: m.PurgePasses, LastPurge: m.LastPurge, OldestView: m.OldestView,
+		}
+		if got != want {
+			t.Errorf("%s the metrics are %+v, want %+v", when, got, want)
+		}
+	}
+	check("in the beginning", engine.Metrics{})
+	many, few := keysOf(t, l, 7, 100), keysOf(t, l, 8, 10)
+	for _, key := range append(many, few...) {
+		must(t, hours(l, key, 1))
+	}
+	must(t, hours(l, "live", 1000))
+	check("with live heads", engine.Metrics{Records: 111})
+	// A deadline is known to a quarter of its distance.
+	clock.Advance(90 * time.Minute)
+	check("with expired heads", engine.Metrics{Records: 111, Expired: 110, Backlog: 110}) // those of few for how long they have been
+	var size uint64
+	ks := keyspaceOf(t, l)
+	for key, value := range contents(t, l.DB()) {
+		if _, user, err := ks.ParseHead(nil, []byte(key)); err == nil && string(user) != "live" {
+			size += uint64(len(key) + len(value))
+		}
+	}
+	purge(t, l)
+	check("after a purge", engine.Metrics{Records: 1, Purged: 110, PurgedBytes: size, PurgePasses: 2, LastPurge: clock.Now()})
+	err := l.View(func(*engine.View) error {
+		if age := l.Metrics().OldestView; age <= 0 {
+			t.Errorf("OldestView = %v in a view", age)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	check("after a view", engine.Metrics{Records: 1, Purged: 110, PurgedBytes: size, PurgePasses: 2, LastPurge: clock.Now()})
+}
+
+// TestOldestView has several views open.
+func TestOldestView(t *testing.T) {
+	inBubble(t, engine.Options{}, func(t *testing.T, l *engine.Limiter, _ *slowDisk) {
+		var p pending
+		ends := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+		for i, end := range ends {
+			p.start(fmt.Sprint(i), func() error { return l.View(func(*engine.View) error { <-end; return nil }) })
+			time.Sleep(time.Minute)
+		}
+		for i, want := range []time.Duration{2 * time.Minute, time.Minute, 0} {
+			if got := l.Metrics().OldestView; got != want {
+				t.Errorf("OldestView = %v with %d views closed, want %v", got, i, want)
+			}
+			if i < len(ends) {
+				close(ends[i])
+				synctest.Wait()
+			}
+		}
+	})
+}
+
+// TestNobodyWaitsForAPurge has a purge held up between a look and its turn while
+// others call. None of them waits, save for Close.
+func TestNobodyWaitsForAPurge(t *testing.T) {
+	clock := newManualClock(epoch)
+	inBubble(t, engine.Options{Now: clock.Now, NoPurge: true}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
+		dead := keysOf(t, l, 7, 2)
+		must(t, hours(l, dead[0], 1), hours(l, dead[1], 1), hours(l, "live", 10))
+		clock.Advance(time.Hour)
+		proceed := make(chan struct{})
+		l.OnLook(func() { <-proceed })
+		var p pending
+		p.start("purge", func() error { return l.Purge(t.Context()) })
+		p.start("same shard", hours(l, dead[0], 1))
+		p.start("probe", func() error { _, err := l.Probe([]byte(dead[1]), bucket(10), 1); return err })
+		p.start("view", func() error { return l.View(func(*engine.View) error { return nil }) })
+		p.start("len", func() error { _, err := l.Len(); return err })
+		p.start("metrics", func() error { l.Metrics(); return nil })
+		p.start("sync", l.Sync)
+		p.want(t, "purge")
+		p.start("reset all", l.ResetAll)
+		p.start("close", l.Close)
+		p.want(t, "purge", "close")
+		close(proceed)
+		synctest.Wait()
+		p.want(t)
+		for name, err := range p.returned {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+// TestPurgeWaitsForNobody purges while the disk holds back a charge, and while
+// a view is open.
+func TestPurgeWaitsForNobody(t *testing.T) {
+	clock := newManualClock(epoch)
+	inBubble(t, engine.Options{Now: clock.Now, NoPurge: true}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
+		must(t, hours(l, "dead", 1), hours(l, "live", 10), throttle(l, "full", 10))
+		endView := make(chan struct{})
+		var p pending
+		p.start("view", func() error {
+			return l.View(func(v *engine.View) error {
+				<-endView
+				if s, err := v.Stat([]byte("dead")); !s.Exists() || err != nil {
+					t.Errorf("Stat = %+v, %v in a view from before the deadline", s, err)
+				}
+				return nil
+			})
+		})
+		clock.Advance(time.Hour)
+		d.hold()
+		p.start("charge", hours(l, "live", 1))
+		p.start("purge", func() error { return l.Purge(t.Context()) })
+		p.start("denial", throttle(l, "full", 10))
+		p.want(t, "view", "charge")
+		wantRecords(t, l, "live", "full")
+		d.release()
+		close(endView)
+		p.calls.Wait()
+		for name, err := range p.returned {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+// TestCloseDuringPass closes a limiter whose background purge is at work, again
+// and again, at any point of it.
+func TestCloseDuringPass(t *testing.T) {
+	checkLeaks(t)
+	clock := newManualClock(epoch)
+	opts := engine.Options{FS: vfs.NewMem(), Now: clock.Now, PurgeWait: 1, PurgePace: 1000}
+	left := 0
+	for range 5 {
+		l := open(t, "store", opts)
+		for i := range 2000 {
+			r := l.Do([]engine.Op{{Key: nth(i), Rate: bucket(10), N: 1}}, nil)[0]
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+		looked, more := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		l.OnLook(func() {
+			once.Do(func() { close(looked); <-more })
+		})
+		clock.Advance(24 * time.Hour)
+		<-looked
+		closed := make(chan error)
+		go func() { closed <- l.Close() }()
+		close(more)
+		if err := <-closed; err != nil {
+			t.Errorf("Close = %v", err)
+		}
+		l = open(t, "store", engine.Options{FS: opts.FS, Now: clock.Now, NoPurge: true})
+		left += len(records(t, l))
+		if err := l.Purge(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wantRecords(t, l)
+		closeChecked(t, l)
+		if err := l.Purge(t.Context()); err != engine.ErrClosed {
+			t.Errorf("Purge = %v after Close, want %v", err, engine.ErrClosed)
+		}
+	}
+	if left == 0 {
+		t.Error("no pass was cut short")
+	}
 }

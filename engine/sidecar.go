@@ -27,8 +27,9 @@ type sidecar struct {
 
 	// next is what a pass under way has counted; nil while there is none. From
 	// the slice passed on it has yet to look.
-	next   *ttl.Sidecar
-	passed int
+	next    *ttl.Sidecar
+	passed  int
+	doubted bool // since it began
 
 	purged uint64 // the newest round that takes away what a pass has found
 	failed int64  // when a pass has failed to read the slices; 0 if none has
@@ -69,6 +70,9 @@ func (sc *sidecar) remove(deadline int64) {
 	sc.next.Remove(deadline)
 	sc.changed = true
 }
+
+// doubt notes that a head is gone that sum and next may have counted or not.
+func (sc *sidecar) doubt() { sc.exact, sc.doubted = false, true }
 
 // clear notes that there are no heads any more.
 func (sc *sidecar) clear(now int64) {
