@@ -56,9 +56,10 @@ func (d *slowDisk) hold() chan error {
 
 // release lets all syncs go on.
 func (d *slowDisk) release() {
-	gate := d.gate
-	d.setGate(nil)
-	close(gate)
+	if gate := d.gate; gate != nil {
+		d.setGate(nil)
+		close(gate)
+	}
 }
 
 // inBubble runs test in a bubble of synctest, on a new store.
@@ -67,7 +68,9 @@ func inBubble(t *testing.T, opts engine.Options, test func(*testing.T, *engine.L
 	synctest.Test(t, func(t *testing.T) {
 		d := &slowDisk{MemFS: vfs.NewCrashableMem()}
 		opts.FS = newHookFS(d.MemFS, d.hook)
-		test(t, open(t, "store", opts), d)
+		l := open(t, "store", opts)
+		t.Cleanup(d.release) // or a test that gives up would wait for the disk
+		test(t, l, d)
 	})
 }
 
