@@ -419,11 +419,12 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 			return storageError(err)
 		}
 	}
-	// With all turns in hand nobody is at a decision that began when one of
-	// these windows was open, and has yet to look for a request of it.
-	l.lockAll()
-	defer l.unlockAll()
+	// A call that read the clock when one of these windows was open, and has yet
+	// to look for a request of it, is over before the round is cut, which takes
+	// all turns. So any turn serves.
 	sh := &l.shards[0]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
 	if many {
 		_ = l.staging(&sh.purged).DeleteRange(keys[0], upper, nil)
 	} else {
