@@ -43,8 +43,8 @@ const (
 	paceTick = 10 * time.Millisecond
 
 	// quietTicks is how many ticks after the last purge its deletions are
-	// flushed, if Pebble has not done so by itself. Until then they free no
-	// space.
+	// flushed. Until then they free no space, and in a store that is idle Pebble
+	// would never do it by itself.
 	quietTicks = 25
 )
 
@@ -63,7 +63,6 @@ type purger struct {
 	// written tells, a bit for each sidecar, over which slices Pebble has
 	// written tables since they were looked at.
 	written [codec.Sidecars / 64]atomic.Uint64
-	flushed atomic.Bool // by Pebble, since quiet was last 0
 
 	wake    chan struct{}
 	stop    chan struct{}
@@ -119,16 +118,25 @@ func (l *Limiter) purge() {
 		switch {
 		case deletions != seen:
 			quiet, unflushed, seen = 0, true, deletions
-			p.flushed.Store(false)
-		case p.flushed.Load():
-			unflushed = false
 		case unflushed && quiet >= quietTicks:
 			unflushed = false
-			if _, err := l.db.AsyncFlush(); err != nil {
+			if err := l.flushPurged(); err != nil {
 				l.opts.Logger.Error("the store can't be flushed", "error", err)
 			}
 		}
 	}
+}
+
+// flushPurged has Pebble begin to flush what has been purged.
+func (l *Limiter) flushPurged() error {
+	p := &l.purger
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := l.waitApplied(p.round); err != nil {
+		return err
+	}
+	_, err := l.db.AsyncFlush()
+	return err
 }
 
 // errStopped is why a pass has ended early: the limiter is being closed.
@@ -441,16 +449,13 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 
 // tablesWritten returns a function that notes over which slices of keys Pebble
 // has written tables, and has the purger look there.
-func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo, bool) {
-	return func(tables []pebble.TableInfo, flushed bool) {
+func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo) {
+	return func(tables []pebble.TableInfo) {
 		for _, t := range tables {
 			first, end := keys.HeadSlices(t.Smallest.UserKey, t.Largest.UserKey)
 			for n := first / codec.SlicesPerSidecar; n*codec.SlicesPerSidecar < end; n++ {
 				p.written[n/64].Or(1 << (n % 64))
 			}
-		}
-		if flushed {
-			p.flushed.Store(true)
 		}
 		signal(p.wake)
 	}
