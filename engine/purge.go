@@ -57,8 +57,10 @@ type purger struct {
 	staged  int    // deletions since the last wait
 	round   uint64 // the newest that has some
 
-	// requests is when request records were last deleted.
-	requests int64
+	// requests is when request records were last deleted, and requestsRound
+	// the round that does it.
+	requests      int64
+	requestsRound uint64
 
 	// written tells, a bit for each sidecar, over which slices Pebble has
 	// written tables since they were looked at.
@@ -403,6 +405,10 @@ func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead) int {
 // longest wait.
 func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 	p := &l.purger
+	// What is on its way out is not to be found again.
+	if err := l.waitApplied(p.requestsRound); err != nil {
+		return err
+	}
 	upper := l.keys.AppendRequestStart(nil, horizon+1)
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: l.keys.AppendRequestStart(nil, 0), UpperBound: upper})
 	if err != nil {
@@ -442,6 +448,7 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 	}
 	sh.mark = max(sh.mark, horizon)
 	p.round = l.rounds.open.seq
+	p.requestsRound = p.round
 	p.deletions.Add(1)
 	p.reclaimed.Add(size)
 	return nil

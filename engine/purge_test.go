@@ -517,6 +517,26 @@ func TestIdleStoreIsFlushed(t *testing.T) {
 	})
 }
 
+// TestRequestsArePurgedOnce has many requests staged for deletion long before
+// the round is due. No later pass stages and counts them again.
+func TestRequestsArePurgedOnce(t *testing.T) {
+	clock := newManualClock(epoch)
+	opts := engine.Options{Now: clock.Now, Durability: engine.Interval, SyncInterval: time.Hour}
+	inBubble(t, opts, func(t *testing.T, l *engine.Limiter, _ *slowDisk) {
+		take(t, l, []byte("quota"), 0, 600)
+		flush(t, l)
+		clock.Advance(2 * time.Hour)
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		once := l.Metrics().PurgedBytes
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if n := l.Metrics().PurgedBytes; once == 0 || n != once {
+			t.Errorf("%d bytes purged, and %d a while later, want the same", once, n)
+		}
+	})
+}
+
 func TestPurgeMetrics(t *testing.T) {
 	clock := newManualClock(epoch)
 	opts := engine.Options{Now: clock.Now, NoPurge: true, FS: vfs.NewMem()}
