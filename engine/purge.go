@@ -320,7 +320,7 @@ func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) 
 
 // read looks at the heads in the slices from first to just before end, as all
 // rounds cut so far have left them.
-func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon int64) (err error) {
+func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon int64) error {
 	k.sum, k.dead, k.keys = ttl.NewSidecar(horizon), k.dead[:0], k.keys[:0]
 
 	// Holding the committer's lock, no round is cut and not yet applied. So
@@ -338,7 +338,7 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 	if err != nil {
 		return storageError(err)
 	}
-	defer func() { err = errors.Join(err, storageError(it.Close())) }()
+	defer it.Close()
 	for more := it.First(); more; more = it.Next() {
 		value, err := it.ValueAndErr()
 		if err != nil {
@@ -405,9 +405,8 @@ func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead) int {
 // longest wait.
 func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 	p := &l.purger
-	// What is on its way out is not to be found again.
-	if err := l.waitApplied(p.requestsRound); err != nil {
-		return err
+	if l.rounds.applied.Load() < p.requestsRound {
+		return nil // the store still shows what is on its way out
 	}
 	upper := l.keys.AppendRequestStart(nil, horizon+1)
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: l.keys.AppendRequestStart(nil, 0), UpperBound: upper})
@@ -491,8 +490,9 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) err
 	p := &l.purger
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// What is staged and has expired already is to be found as well.
-	if err := l.waitApplied(l.newestStaged()); err != nil {
+	// What is staged and has expired already is to be found as well, and what is
+	// on its way out is not.
+	if err := l.waitApplied(max(l.newestStaged(), p.round)); err != nil {
 		return err
 	}
 	horizon := l.horizon()
