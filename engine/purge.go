@@ -482,8 +482,9 @@ func (l *Limiter) Purge(ctx context.Context) error {
 	return l.purgeAll(ctx, nil)
 }
 
-// purgeAll is Purge. It tells progress how many of the sidecars it has seen to.
-func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) error {
+// purgeAll is Purge. It tells progress how many of the
+// codec.Sidecars it has seen to.
+func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) error {
 	if err := l.failure.get(); err != nil {
 		return err
 	}
@@ -510,7 +511,7 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) err
 			unread = cmp.Or(unread, l.filter(n, horizon, pace))
 		}
 		if progress != nil {
-			progress(n+1, codec.Sidecars)
+			progress(n + 1)
 		}
 	}
 	err := l.purgeRequests(horizon, true)
