@@ -220,8 +220,8 @@ func (k Keyspace) slicesBefore(b []byte) (n int, inside bool) {
 
 // StateSpans returns the spans that hold the state of all keys of the user's,
 // and what sums it up: the chunks, the heads, the request records and the
-// sidecars, in the order in which they lie. Each reaches from its first bound to just before its second.
-// No meta value is in them. The caller owns them.
+// sidecars, in the order in which they lie. Each reaches from its first bound
+// to just before its second. No meta value is in them. The caller owns them.
 func (k Keyspace) StateSpans() [][2][]byte {
 	var spans [][2][]byte
 	for _, tag := range [...]byte{tagChunk, tagHead, tagRequest, tagSidecar} {

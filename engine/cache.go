@@ -20,7 +20,7 @@ type entry struct {
 	round uint64
 
 	// stored is the deadline in the record that the rounds cut so far have
-	// left of the key; 0 if they have left none.
+	// left of the key; 0 if they have left none, or unread.
 	stored int64
 
 	bytes int64 // what it counts for in its cache

@@ -1,6 +1,10 @@
 package engine
 
-import "context"
+import (
+	"context"
+
+	"github.com/gabiondb/gabion/codec"
+)
 
 // compactPart is about how many bytes of tables are compacted between two
 // reports of progress.
@@ -9,7 +13,8 @@ const compactPart = 64 << 20
 // Compact purges, as Purge does, and has Pebble rewrite all tables that hold
 // what was deleted or overwritten, so that it takes no space any more. Calls go
 // on meanwhile. progress, unless it is nil, is called with how much is done, and
-// of how much. A ctx that ends makes Compact return early, with ctx's error.
+// of how much, which stays the same. A ctx that ends makes Compact return early,
+// with ctx's error.
 func (l *Limiter) Compact(ctx context.Context, progress func(done, of int)) error {
 	if !l.calls.enter() {
 		return ErrClosed
@@ -20,7 +25,8 @@ func (l *Limiter) Compact(ctx context.Context, progress func(done, of int)) erro
 	}
 	parts := int(min(l.db.Metrics().DiskSpaceUsage()/compactPart+1, 256))
 	// The passes and the parts are given half of the way each.
-	err := l.purgeAll(ctx, func(done, of int) { progress(done*parts, 2*of*parts) })
+	const passes = codec.Sidecars
+	err := l.purgeAll(ctx, func(done int) { progress(done*parts, 2*passes*parts) })
 	if err != nil {
 		return err
 	}
@@ -29,7 +35,7 @@ func (l *Limiter) Compact(ctx context.Context, progress func(done, of int)) erro
 		if err := l.db.Compact(ctx, lower, upper, true); err != nil {
 			return storageError(err)
 		}
-		progress(parts+i+1, 2*parts)
+		progress(passes*(parts+i+1), 2*passes*parts)
 	}
 	return l.failure.get()
 }

@@ -73,7 +73,7 @@ func (l *Limiter) resetUnreadable(op *Op, r *Result) error {
 		l.keys.AppendChunkKey(nil, t.slice, t.key, 0),
 		l.keys.AppendChunkKey(nil, t.slice, t.key, math.MaxInt64), nil)
 	l.put(&t, limit.State{})
-	t.sh.sidecarOf(t.slice).doubt()
+	t.entry.stored = unread
 	r.Stat, r.round = Stat{Kind: kindUnreadable}, t.round
 	return nil
 }

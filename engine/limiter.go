@@ -158,8 +158,8 @@ type Metrics struct {
 	// once, if it had the time: the rest is not worth it yet.
 	Backlog int64
 
-	Purged      uint64    // records deleted because they had expired
-	PurgedBytes uint64    // their size, keys included
+	Purged      uint64    // records of keys deleted because they had expired
+	PurgedBytes uint64    // their size and that of quotas' requests; without the chunks of rolling lists
 	PurgePasses uint64    // passes over the slices of a sidecar
 	LastPurge   time.Time // when the last of them ended; zero if none has
 

@@ -39,8 +39,8 @@ var mutants = []mutant{
 	{
 		name:     "no second look",
 		file:     "engine/purge.go",
-		old:      "if e.staged || e.stored == 0 || !ttl.Expired(e.state.Deadline(), horizon) {",
-		new:      "if e.stored == 0 {",
+		old:      "v.Drop = !e.staged && e.stored != 0 && ttl.Expired(e.stored, horizon)",
+		new:      "v.Drop = e.stored != 0",
 		in:       "engine",
 		tests:    "^TestPurgeIsNeutral$",
 		attempts: 1,
@@ -48,8 +48,8 @@ var mutants = []mutant{
 	{
 		name:     "no second look, in a race",
 		file:     "engine/purge.go",
-		old:      "if e.staged || e.stored == 0 || !ttl.Expired(e.state.Deadline(), horizon) {",
-		new:      "if e.stored == 0 {",
+		old:      "v.Drop = !e.staged && e.stored != 0 && ttl.Expired(e.stored, horizon)",
+		new:      "v.Drop = e.stored != 0",
 		in:       "engine",
 		tests:    "^TestPurgeRace$",
 		attempts: 3,
@@ -75,8 +75,8 @@ var mutants = []mutant{
 	{
 		name:     "a purge of requests without a mark",
 		file:     "engine/purge.go",
-		old:      "sh.mark = max(sh.mark, horizon)\n\tl.purger.round",
-		new:      "l.purger.round",
+		old:      "sh.mark = max(sh.mark, horizon)\n\tp.round",
+		new:      "p.round",
 		in:       "engine",
 		tests:    "^TestPurgeBringsItsMark$",
 		attempts: 1,

@@ -43,8 +43,8 @@ const (
 	paceTick = 10 * time.Millisecond
 
 	// quietTicks is how many ticks after the last purge its deletions are
-	// flushed, if Pebble has not done so by itself. Until then they free no
-	// space.
+	// flushed. Until then they free no space, and in a store that is idle Pebble
+	// would never do it by itself.
 	quietTicks = 25
 )
 
@@ -57,13 +57,14 @@ type purger struct {
 	staged  int    // deletions since the last wait
 	round   uint64 // the newest that has some
 
-	// requests is when request records were last deleted.
-	requests int64
+	// requests is when request records were last deleted, and requestsRound
+	// the round that does it.
+	requests      int64
+	requestsRound uint64
 
 	// written tells, a bit for each sidecar, over which slices Pebble has
 	// written tables since they were looked at.
 	written [codec.Sidecars / 64]atomic.Uint64
-	flushed atomic.Bool // by Pebble, since quiet was last 0
 
 	wake    chan struct{}
 	stop    chan struct{}
@@ -119,16 +120,25 @@ func (l *Limiter) purge() {
 		switch {
 		case deletions != seen:
 			quiet, unflushed, seen = 0, true, deletions
-			p.flushed.Store(false)
-		case p.flushed.Load():
-			unflushed = false
 		case unflushed && quiet >= quietTicks:
 			unflushed = false
-			if _, err := l.db.AsyncFlush(); err != nil {
+			if err := l.flushPurged(); err != nil {
 				l.opts.Logger.Error("the store can't be flushed", "error", err)
 			}
 		}
 	}
+}
+
+// flushPurged has Pebble begin to flush what has been purged.
+func (l *Limiter) flushPurged() error {
+	p := &l.purger
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := l.waitApplied(p.round); err != nil {
+		return err
+	}
+	_, err := l.db.AsyncFlush()
+	return err
 }
 
 // errStopped is why a pass has ended early: the limiter is being closed.
@@ -310,7 +320,7 @@ func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) 
 
 // read looks at the heads in the slices from first to just before end, as all
 // rounds cut so far have left them.
-func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon int64) (err error) {
+func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon int64) error {
 	k.sum, k.dead, k.keys = ttl.NewSidecar(horizon), k.dead[:0], k.keys[:0]
 
 	// Holding the committer's lock, no round is cut and not yet applied. So
@@ -328,7 +338,7 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 	if err != nil {
 		return storageError(err)
 	}
-	defer func() { err = errors.Join(err, storageError(it.Close())) }()
+	defer it.Close()
 	for more := it.First(); more; more = it.Next() {
 		value, err := it.ValueAndErr()
 		if err != nil {
@@ -395,6 +405,9 @@ func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead) int {
 // longest wait.
 func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 	p := &l.purger
+	if l.rounds.applied.Load() < p.requestsRound {
+		return nil // the store still shows what is on its way out
+	}
 	upper := l.keys.AppendRequestStart(nil, horizon+1)
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: l.keys.AppendRequestStart(nil, 0), UpperBound: upper})
 	if err != nil {
@@ -419,11 +432,12 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 			return storageError(err)
 		}
 	}
-	// With all turns in hand nobody is at a decision that began when one of
-	// these windows was open, and has yet to look for a request of it.
-	l.lockAll()
-	defer l.unlockAll()
+	// A call that read the clock when one of these windows was open, and has yet
+	// to look for a request of it, is over before the round is cut, which takes
+	// all turns. So any turn serves.
 	sh := &l.shards[0]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
 	if many {
 		_ = l.staging(&sh.purged).DeleteRange(keys[0], upper, nil)
 	} else {
@@ -433,6 +447,7 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 	}
 	sh.mark = max(sh.mark, horizon)
 	p.round = l.rounds.open.seq
+	p.requestsRound = p.round
 	p.deletions.Add(1)
 	p.reclaimed.Add(size)
 	return nil
@@ -440,16 +455,13 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 
 // tablesWritten returns a function that notes over which slices of keys Pebble
 // has written tables, and has the purger look there.
-func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo, bool) {
-	return func(tables []pebble.TableInfo, flushed bool) {
+func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo) {
+	return func(tables []pebble.TableInfo) {
 		for _, t := range tables {
 			first, end := keys.HeadSlices(t.Smallest.UserKey, t.Largest.UserKey)
 			for n := first / codec.SlicesPerSidecar; n*codec.SlicesPerSidecar < end; n++ {
 				p.written[n/64].Or(1 << (n % 64))
 			}
-		}
-		if flushed {
-			p.flushed.Store(true)
 		}
 		signal(p.wake)
 	}
@@ -470,16 +482,18 @@ func (l *Limiter) Purge(ctx context.Context) error {
 	return l.purgeAll(ctx, nil)
 }
 
-// purgeAll is Purge. It tells progress how many of the sidecars it has seen to.
-func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) error {
+// purgeAll is Purge. It tells progress how many of the
+// codec.Sidecars it has seen to.
+func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) error {
 	if err := l.failure.get(); err != nil {
 		return err
 	}
 	p := &l.purger
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// What is staged and has expired already is to be found as well.
-	if err := l.waitApplied(l.newestStaged()); err != nil {
+	// What is staged and has expired already is to be found as well, and what is
+	// on its way out is not.
+	if err := l.waitApplied(max(l.newestStaged(), p.round)); err != nil {
 		return err
 	}
 	horizon := l.horizon()
@@ -497,7 +511,7 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done, of int)) err
 			unread = cmp.Or(unread, l.filter(n, horizon, pace))
 		}
 		if progress != nil {
-			progress(n+1, codec.Sidecars)
+			progress(n + 1)
 		}
 	}
 	err := l.purgeRequests(horizon, true)

@@ -241,10 +241,7 @@ func TestResetUnreadableDuringPurge(t *testing.T) {
 	ks := keyspaceOf(t, l)
 	must(t, l.Close)
 	edit(t, opts.FS, "store", func(db *pebble.DB) error {
-		// With a deadline that can be read.
-		record := codec.AppendState(nil, limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: epoch.Add(10 * time.Hour).UnixNano()}})
-		record[len(record)-1] = 99 // its kind
-		return db.Set(ks.AppendHead(nil, ks.Slice(unreadable), unreadable), record, nil)
+		return db.Set(ks.AppendHead(nil, ks.Slice(unreadable), unreadable), unreadableRecord(10), nil)
 	})
 	l = open(t, "store", opts)
 	clock.Advance(time.Hour)
@@ -266,6 +263,52 @@ func TestResetUnreadableDuringPurge(t *testing.T) {
 	if m := l.Metrics(); looks == 0 || m.Records != 0 || len(l.Guesses()) > 0 {
 		t.Errorf("%d looks, and %d records, want some and 0; the sidecars %v are guesses", looks, m.Records, l.Guesses())
 	}
+}
+
+// TestPassBeforeResetUnreadable forgets a key whose record can't be read, and
+// has a pass count it before the round that deletes it is cut.
+func TestPassBeforeResetUnreadable(t *testing.T) {
+	opts := engine.Options{Now: newManualClock(epoch).Now, Durability: engine.Interval, SyncInterval: time.Hour}
+	inBubble(t, opts, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
+		key := keysOf(t, l, 7, 1)[0]
+		must(t, hours(l, key, 10))
+		ks := keyspaceOf(t, l)
+		must(t, l.Close)
+		edit(t, d.MemFS, "store", func(db *pebble.DB) error {
+			if err := db.Set([]byte(metaKey(codec.MetaMark)), codec.AppendMark(nil, codec.Mark{Now: epoch.UnixNano()}), nil); err != nil {
+				return err
+			}
+			return db.Set(ks.AppendHead(nil, ks.Slice([]byte(key)), []byte(key)), unreadableRecord(10), nil)
+		})
+		opts.FS = d.MemFS
+		l = open(t, "store", opts)
+		if found, err := l.Reset([]byte(key)); !found || err != nil {
+			t.Errorf("Reset = %t, %v", found, err)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if m := l.Metrics(); m.Rounds != 0 || m.PurgePasses < codec.Sidecars {
+			t.Fatalf("%d rounds and %d passes, want 0 and some over all", m.Rounds, m.PurgePasses)
+		}
+		must(t, l.Sync)
+		if err := l.Check(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if m := l.Metrics(); m.Records != 0 || len(l.Guesses()) > 0 {
+			t.Errorf("%d records, want 0; the sidecars %v are guesses", m.Records, l.Guesses())
+		}
+	})
+}
+
+// unreadableRecord returns a record that can't be read but for its deadline, so
+// many hours behind epoch.
+func unreadableRecord(hours int) []byte {
+	deadline := epoch.Add(time.Duration(hours) * time.Hour).UnixNano()
+	record := codec.AppendState(nil, limit.State{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: deadline}})
+	record[len(record)-1] = 99 // its kind
+	return record
 }
 
 // TestFlushMakesGuessesAnew has Pebble write tables of some slices. Their

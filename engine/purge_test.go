@@ -489,6 +489,54 @@ func TestBackground(t *testing.T) {
 	}
 }
 
+// TestIdleStoreIsFlushed leaves a store alone once all has expired. What is
+// purged is flushed, though it was only staged when Pebble last flushed by
+// itself.
+func TestIdleStoreIsFlushed(t *testing.T) {
+	clock := newManualClock(epoch)
+	opts := engine.Options{Now: clock.Now, Durability: engine.Interval, SyncInterval: time.Hour}
+	inBubble(t, opts, func(t *testing.T, l *engine.Limiter, _ *slowDisk) {
+		for _, key := range keysOf(t, l, 7, 256) {
+			must(t, hours(l, key, 1))
+		}
+		must(t, l.Sync)
+		clock.Advance(2 * time.Hour)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		must(t, l.DB().Flush)
+		m := l.Metrics()
+		if n := len(records(t, l)); n != 256 || m.Purged != 256 {
+			t.Fatalf("%d records in the store, and %d purged, want 256 that are staged", n, m.Purged)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantRecords(t, l)
+		if n := l.Metrics().Flushes - m.Flushes; n != 1 {
+			t.Errorf("%d flushes behind the last purge, want 1", n)
+		}
+	})
+}
+
+// TestRequestsArePurgedOnce has many requests staged for deletion long before
+// the round is due. No later pass stages and counts them again.
+func TestRequestsArePurgedOnce(t *testing.T) {
+	clock := newManualClock(epoch)
+	opts := engine.Options{Now: clock.Now, Durability: engine.Interval, SyncInterval: time.Hour}
+	inBubble(t, opts, func(t *testing.T, l *engine.Limiter, _ *slowDisk) {
+		take(t, l, []byte("quota"), 0, 600)
+		flush(t, l)
+		clock.Advance(2 * time.Hour)
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		once := l.Metrics().PurgedBytes
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if n := l.Metrics().PurgedBytes; once == 0 || n != once {
+			t.Errorf("%d bytes purged, and %d a while later, want the same", once, n)
+		}
+	})
+}
+
 func TestPurgeMetrics(t *testing.T) {
 	clock := newManualClock(epoch)
 	opts := engine.Options{Now: clock.Now, NoPurge: true, FS: vfs.NewMem()}

@@ -166,7 +166,8 @@ func (l *Limiter) putChunk(t *turn, c *limit.Chunk) {
 }
 
 // dropChunks stages the end of the chunks in span, of the list under key. It
-// goes into batch, one of the shard's. It returns how many chunks it is.
+// goes into batch, one of the shard's, as so many deletions as dropChunks
+// returns.
 func (l *Limiter) dropChunks(sh *shard, batch **pebble.Batch, slice uint16, key []byte, span limit.Span) int {
 	if span.Empty() {
 		return 0

@@ -135,7 +135,7 @@ const maxPointDeletes = 256
 
 // dropSpan stages the deletion of all keys from lower to just before upper:
 // those that the store shows and those that are staged. It goes into batch, one
-// of the shard's, and returns how many keys it is, if they are counted.
+// of the shard's, as so many deletions as dropSpan returns.
 func (l *Limiter) dropSpan(batch **pebble.Batch, lower, upper []byte, staged [][]byte) int {
 	keys := staged
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
@@ -148,7 +148,7 @@ func (l *Limiter) dropSpan(batch **pebble.Batch, lower, upper []byte, staged [][
 	// A span that can't be read can still be deleted.
 	if err != nil || len(keys) > maxPointDeletes {
 		_ = l.staging(batch).DeleteRange(lower, upper, nil)
-		return len(keys)
+		return 1
 	}
 	for _, key := range keys {
 		_ = l.staging(batch).Delete(key, nil)

@@ -49,11 +49,18 @@ func (sh *shard) count(e *entry) {
 	e.stored = deadline
 }
 
+// unread stands for the deadline of a record that can't be read. There is no
+// telling whether a sidecar counts it.
+const unread = -1
+
 // move notes that a head in slice has got another deadline; 0 stands for no
 // head.
 func (sc *sidecar) move(slice uint16, from, to int64) {
 	if from == to {
 		return
+	}
+	if from == unread {
+		sc.exact, sc.doubted, from = false, true, 0
 	}
 	sc.sum.Remove(from)
 	sc.sum.Add(to)
@@ -70,9 +77,6 @@ func (sc *sidecar) remove(deadline int64) {
 	sc.next.Remove(deadline)
 	sc.changed = true
 }
-
-// doubt notes that a head is gone that sum and next may have counted or not.
-func (sc *sidecar) doubt() { sc.exact, sc.doubted = false, true }
 
 // clear notes that there are no heads any more.
 func (sc *sidecar) clear(now int64) {

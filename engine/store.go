@@ -37,7 +37,7 @@ const slowDisk = 5 * time.Second
 // open opens the store in dir, which is ours as a whole, and returns its mark.
 // When it fails nothing is left open. Pebble calls written with the tables that
 // it has flushed or compacted.
-func (s *store) open(dir string, keys *codec.Keyspace, opts *Options, written func(tables []pebble.TableInfo, flushed bool)) (mark codec.Mark, err error) {
+func (s *store) open(dir string, keys *codec.Keyspace, opts *Options, written func([]pebble.TableInfo)) (mark codec.Mark, err error) {
 	if err := makeDir(opts.FS, dir); err != nil {
 		return mark, fmt.Errorf("engine: make the store's directory: %w", err)
 	}
@@ -64,7 +64,7 @@ func (s *store) open(dir string, keys *codec.Keyspace, opts *Options, written fu
 // attach locks dir and opens the Pebble store in it, whoever it belongs to. It
 // returns the directory by its one name. One that is read only has to be there,
 // and is not changed. When attach fails nothing is left open.
-func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]pebble.TableInfo, bool)) (_ string, err error) {
+func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]pebble.TableInfo)) (_ string, err error) {
 	log := &logger{log: opts.Logger, failure: &s.failure}
 	fsys := opts.FS
 	if fsys == defaultFS {
@@ -315,7 +315,7 @@ func (s *store) close() error {
 	return errors.Join(errs...)
 }
 
-func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger, written func([]pebble.TableInfo, bool)) *pebble.Options {
+func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.Cache, lock *pebble.Lock, log *logger, written func([]pebble.TableInfo)) *pebble.Options {
 	opts := &pebble.Options{
 		FormatMajorVersion: format,
 		FS:                 fsys,
@@ -340,8 +340,8 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 		},
 	}
 	if written != nil {
-		opts.EventListener.FlushEnd = func(info pebble.FlushInfo) { written(info.Output, true) }
-		opts.EventListener.CompactionEnd = func(info pebble.CompactionInfo) { written(info.Output.Tables, false) }
+		opts.EventListener.FlushEnd = func(info pebble.FlushInfo) { written(info.Output) }
+		opts.EventListener.CompactionEnd = func(info pebble.CompactionInfo) { written(info.Output.Tables) }
 	}
 	// Reads are not to cause compactions.
 	opts.Experimental.ReadSamplingMultiplier = -1
