@@ -200,8 +200,8 @@ func (l *Limiter) Metrics() Metrics {
 			due := sum.Due(now)
 			m.Records += sum.Records()
 			m.Expired += due
-			if sum.Worth(now, l.opts.PurgeWait) {
-				m.Backlog += due
+			if horizon := now - l.purger.behind.Load(); sum.Worth(horizon, l.opts.PurgeWait) {
+				m.Backlog += sum.Due(horizon)
 			}
 		}
 		sh.mu.Unlock()

@@ -57,10 +57,12 @@ type purger struct {
 	staged  int    // deletions since the last wait
 	round   uint64 // the newest that has some
 
-	// requests is when request records were last deleted, and requestsRound
-	// the round that does it.
-	requests      int64
-	requestsRound uint64
+	// requests is when request records were last deleted, requestsRound the
+	// round that does it, and requestsFailed when they last could not be read; 0
+	// if they could.
+	requests       int64
+	requestsRound  uint64
+	requestsFailed int64
 
 	// written tells, a bit for each sidecar, over which slices Pebble has
 	// written tables since they were looked at.
@@ -167,33 +169,16 @@ func (l *Limiter) pass() error {
 			case <-p.stop:
 				return errStopped
 			case <-ticker.C:
+				l.horizon() // which has to see how the clocks go
 			}
 		}
 		return nil
 	}
 	horizon := l.horizon()
 	var errs []error
-	guesses, turn := maxGuesses, 1
+	left := guesses{written: maxGuesses, turn: 1}
 	for n := range codec.Sidecars {
-		sh, sc := l.sidecar(n)
-		sh.mu.Lock()
-		due := sc.sum.Worth(horizon, l.opts.PurgeWait)
-		switch bit := uint64(1) << (n % 64); {
-		case sc.failed != 0 && horizon-sc.failed < int64(l.opts.PurgeWait):
-			due = false
-		case sc.exact || due:
-		case p.written[n/64].Load()&bit != 0:
-			if guesses > 0 {
-				p.written[n/64].And(^bit)
-				guesses--
-				due = true
-			}
-		case turn > 0:
-			turn--
-			due = true
-		}
-		sh.mu.Unlock()
-		if !due {
+		if !l.isDue(n, horizon, &left) {
 			continue
 		}
 		if err := l.filter(n, horizon, pace); errors.Is(err, errStopped) {
@@ -203,6 +188,35 @@ func (l *Limiter) pass() error {
 		}
 	}
 	return errors.Join(append(errs, l.purgeRequests(horizon, false))...)
+}
+
+// guesses is how many guesses a pass may still replace: of slices that Pebble has
+// just written, and of others.
+type guesses struct{ written, turn int }
+
+// isDue tells whether sidecar n calls for a pass.
+func (l *Limiter) isDue(n int, horizon int64, left *guesses) bool {
+	p := &l.purger
+	sh, sc := l.sidecar(n)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sc.failed != 0 && horizon-sc.failed < int64(l.opts.PurgeWait) {
+		return false
+	}
+	if worth := sc.sum.Worth(horizon, l.opts.PurgeWait); worth || sc.exact {
+		return worth
+	}
+	from := &left.turn
+	bit := uint64(1) << (n % 64)
+	if p.written[n/64].Load()&bit != 0 {
+		from = &left.written
+	}
+	if *from == 0 {
+		return false
+	}
+	*from--
+	p.written[n/64].And(^bit)
+	return true
 }
 
 // horizon returns the instant up to which expired state may be deleted. Whoever
@@ -361,6 +375,9 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 			continue // it is no key of anybody's
 		}
 		d.key = k.keys[at:len(k.keys):len(k.keys)]
+		if d.slice != l.keys.Slice(d.key) {
+			continue // it is not where anybody would look for it
+		}
 		k.dead = append(k.dead, d)
 	}
 	// An iterator that fails looks like one at its end.
@@ -408,6 +425,9 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 	if l.rounds.applied.Load() < p.requestsRound {
 		return nil // the store still shows what is on its way out
 	}
+	if !all && p.requestsFailed != 0 && horizon-p.requestsFailed < int64(l.opts.PurgeWait) {
+		return nil
+	}
 	upper := l.keys.AppendRequestStart(nil, horizon+1)
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: l.keys.AppendRequestStart(nil, 0), UpperBound: upper})
 	if err != nil {
@@ -419,8 +439,13 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 		keys = append(keys, bytes.Clone(it.Key()))
 		size += uint64(len(it.Key()) + len(it.Value()))
 	}
-	if err := it.Close(); err != nil || len(keys) == 0 {
+	if err := it.Close(); err != nil {
+		p.requestsFailed = horizon
 		return storageError(err)
+	}
+	p.requestsFailed = 0
+	if len(keys) == 0 {
+		return nil
 	}
 	many := len(keys) > maxPointDeletes
 	if !many && !all && horizon-p.requests < int64(l.opts.PurgeWait) {
@@ -471,9 +496,10 @@ func (p *purger) tablesWritten(keys codec.Keyspace) func([]pebble.TableInfo) {
 // sidecars say; with Options.NoPurge nothing else does. It changes no answer.
 // It goes no further than the engine's clock can be trusted: see
 // Options.PurgeAhead. Nothing that it deletes is promised to be on disk when it
-// returns. A ctx that ends makes it return early with ctx's error. Where the
-// store can't be read Purge leaves everything as it is, goes on behind that,
-// and returns the first such error in the end.
+// returns, and with NoPurge nobody flushes it: the space is free when Pebble has
+// come by, or after Compact. A ctx that ends makes it return early with ctx's
+// error. Where the store can't be read Purge leaves everything as it is, goes on
+// behind that, and returns the first such error in the end.
 func (l *Limiter) Purge(ctx context.Context) error {
 	if !l.calls.enter() {
 		return ErrClosed
@@ -505,7 +531,7 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) error {
 		}
 		sh, sc := l.sidecar(n)
 		sh.mu.Lock()
-		due := !sc.exact || sc.sum.First() <= horizon
+		due := !sc.exact || sc.sum.First() <= horizon || horizon < sc.sum.Since
 		sh.mu.Unlock()
 		if due {
 			unread = cmp.Or(unread, l.filter(n, horizon, pace))

@@ -91,7 +91,8 @@ func (l *Limiter) View(fn func(*View) error) error {
 		return err
 	}
 	defer v.close()
-	defer l.views.add()()
+	l.views.add(v)
+	defer l.views.remove(v)
 	if l.opts.Durability == Always {
 		if err := l.waitDurable(v.round); err != nil {
 			return err
@@ -104,31 +105,30 @@ func (l *Limiter) View(fn func(*View) error) error {
 // caller's. Others are over before anybody could look.
 type openViews struct {
 	mu    sync.Mutex
-	since map[*time.Time]struct{} // monotonic readings
+	since map[*View]time.Time // monotonic readings
 }
 
-// add notes that a view was opened, and returns what notes that it was closed.
-func (o *openViews) add() (closed func()) {
-	now := time.Now()
+func (o *openViews) add(v *View) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.since == nil {
-		o.since = make(map[*time.Time]struct{})
+		o.since = make(map[*View]time.Time)
 	}
-	o.since[&now] = struct{}{}
-	return func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		delete(o.since, &now)
-	}
+	o.since[v] = time.Now()
+}
+
+func (o *openViews) remove(v *View) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.since, v)
 }
 
 // oldest returns how long the oldest view has been open; 0 if there is none.
 func (o *openViews) oldest() (age time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for since := range o.since {
-		age = max(age, time.Since(*since))
+	for _, since := range o.since {
+		age = max(age, time.Since(since))
 	}
 	return age
 }
