@@ -28,19 +28,17 @@ func (c *calls) exit() {
 	}
 }
 
-// close lets no more calls begin and waits for those under way. It returns
-// false if it was called before.
-func (c *calls) close() bool {
+// close lets no more calls begin. It tells whether some are under way, after the
+// last of which idle gets its token, and whether it was called for the first
+// time.
+func (c *calls) close() (underWay, first bool) {
 	for {
 		n := c.n.Load()
 		if n < 0 {
-			return false
+			return false, false
 		}
 		if c.n.CompareAndSwap(n, n+closing) {
-			if n > 0 {
-				<-c.idle
-			}
-			return true
+			return n > 0, true
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -12,8 +13,8 @@ import (
 
 // OnLook has the purge call fn between each look and the turn that follows.
 func (l *Limiter) OnLook(fn func()) {
-	l.purger.mu.Lock()
-	defer l.purger.mu.Unlock()
+	_ = l.purger.mu.lock(context.Background())
+	defer l.purger.mu.unlock()
 	l.purger.looked = fn
 }
 
@@ -51,8 +52,8 @@ func (l *Limiter) RangeTombstones() (n int) {
 // Check looks at the whole store, as the function Check does, and at the caches:
 // what is cached is what is stored. Nobody may use l meanwhile.
 func (l *Limiter) Check() error {
-	l.purger.mu.Lock() // what it stages is still to come
-	defer l.purger.mu.Unlock()
+	_ = l.purger.mu.lock(context.Background()) // what it stages is still to come
+	defer l.purger.mu.unlock()
 	if err := l.Sync(); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -70,7 +71,8 @@ func newLimiter(keys codec.Keyspace, opts *Options) (*Limiter, error) {
 		return nil, err
 	}
 	l.store.failure.failed = make(chan struct{})
-	l.purger.wake, l.purger.stop = make(chan struct{}, 1), make(chan struct{})
+	l.purger.wake, l.purger.mu = make(chan struct{}, 1), make(passLock, 1)
+	l.purger.ctx, l.purger.cancel = context.WithCancel(context.Background())
 	return l, nil
 }
 
@@ -110,10 +112,14 @@ func (l *Limiter) start(mark codec.Mark) error {
 // ErrClosed, a second Close too. When the storage has failed Close returns
 // the failure.
 func (l *Limiter) Close() error {
-	if !l.calls.close() {
+	underWay, first := l.calls.close()
+	if !first {
 		return ErrClosed
 	}
-	close(l.purger.stop)
+	l.purger.cancel() // or a call of Purge could wait for a pass
+	if underWay {
+		<-l.calls.idle
+	}
 	l.purger.stopped.Wait()
 	close(l.rounds.stop)
 	l.rounds.stopped.Wait()
@@ -216,9 +222,7 @@ func (l *Limiter) Metrics() Metrics {
 	m.OldestView = l.views.oldest()
 	p := l.db.Metrics()
 	m.DiskBytes = p.DiskSpaceUsage()
-	for i := range p.Levels {
-		m.TableBytes += p.Levels[i].TablesSize
-	}
+	m.TableBytes = tableBytes(p)
 	m.Flushes = p.Flush.Count
 	m.Compactions = p.Compact.Count
 	return m

@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,11 +48,16 @@ const (
 	// flushed. Until then they free no space, and in a store that is idle Pebble
 	// would never do it by itself.
 	quietTicks = 25
+
+	// minGarbage is how much a compaction of an idle store has to free, in
+	// bytes, and dueGarbage what share of it all, as a divisor.
+	minGarbage = 1 << 20
+	dueGarbage = 4
 )
 
 // purger runs the compaction filter over the store.
 type purger struct {
-	mu      sync.Mutex // held during a pass; it comes before all other locks
+	mu      passLock // held during a pass; it comes before all other locks
 	horizon ttl.Horizon
 	look    look
 	looked  func() // for tests: called between a look and its turn
@@ -69,7 +76,8 @@ type purger struct {
 	written [codec.Sidecars / 64]atomic.Uint64
 
 	wake    chan struct{}
-	stop    chan struct{}
+	ctx     context.Context // ends when the limiter is being closed
+	cancel  context.CancelFunc
 	stopped sync.WaitGroup
 
 	deletions atomic.Uint64 // how often some have been staged
@@ -79,6 +87,20 @@ type purger struct {
 	last      atomic.Int64 // when the last one ended, on the engine's clock
 	behind    atomic.Int64 // how far the horizon was behind the clock
 }
+
+// passLock is a mutex that nobody has to wait for longer than a context lasts.
+type passLock chan struct{}
+
+func (m passLock) lock(ctx context.Context) error {
+	select {
+	case m <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (m passLock) unlock() { <-m }
 
 // look is what a pass has read through one iterator.
 type look struct {
@@ -102,10 +124,10 @@ func (l *Limiter) purge() {
 	defer p.stopped.Done()
 	ticker := time.NewTicker(purgeTick)
 	defer ticker.Stop()
-	quiet, unflushed, seen := 0, false, uint64(0)
+	quiet, unflushed, uncompacted, seen := 0, false, false, uint64(0)
 	for {
 		select {
-		case <-p.stop:
+		case <-p.ctx.Done():
 			return
 		case <-p.wake:
 		case <-ticker.C:
@@ -117,16 +139,18 @@ func (l *Limiter) purge() {
 		case errors.Is(err, errStopped) || l.failure.get() != nil:
 			return
 		case err != nil:
-			l.opts.Logger.Error("a purge has failed", "error", err)
-		}
-		switch {
 		case deletions != seen:
 			quiet, unflushed, seen = 0, true, deletions
 		case unflushed && quiet >= quietTicks:
-			unflushed = false
-			if err := l.flushPurged(); err != nil {
-				l.opts.Logger.Error("the store can't be flushed", "error", err)
-			}
+			unflushed, uncompacted = false, true
+			err = l.flushPurged()
+		case uncompacted && quiet >= 2*quietTicks:
+			uncompacted = false
+			err = l.compactGarbage()
+		}
+		if err != nil && !errors.Is(err, errStopped) {
+			what, _, _ := strings.Cut(err.Error(), "\n") // Pebble's errors go on for pages
+			l.opts.Logger.Error("a purge has failed", "error", what)
 		}
 	}
 }
@@ -134,13 +158,40 @@ func (l *Limiter) purge() {
 // flushPurged has Pebble begin to flush what has been purged.
 func (l *Limiter) flushPurged() error {
 	p := &l.purger
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if p.mu.lock(p.ctx) != nil {
+		return errStopped
+	}
+	defer p.mu.unlock()
 	if err := l.waitApplied(p.round); err != nil {
 		return err
 	}
 	_, err := l.db.AsyncFlush()
 	return err
+}
+
+// compactGarbage has Pebble compact a store of our own, if what a compaction
+// would free is worth it. Pebble does most of that by itself. But it leaves
+// range tombstones, as the end of a long list is, above the tables that they
+// empty in part, until more is written.
+func (l *Limiter) compactGarbage() error {
+	m := l.db.Metrics()
+	garbage := m.Table.Garbage.PointDeletionsBytesEstimate + m.Table.Garbage.RangeDeletionsBytesEstimate
+	if len(l.opened) == 0 || garbage < minGarbage || garbage < uint64(tableBytes(m))/dueGarbage {
+		return nil
+	}
+	lower, upper := l.keys.StatePart(0, 1)
+	if err := l.db.Compact(l.purger.ctx, lower, upper, true); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return errStopped
+}
+
+// tableBytes returns the size of all tables.
+func tableBytes(m *pebble.Metrics) (n int64) {
+	for i := range m.Levels {
+		n += m.Levels[i].TablesSize
+	}
+	return n
 }
 
 // errStopped is why a pass has ended early: the limiter is being closed.
@@ -157,16 +208,19 @@ var errCrowded = errors.New("engine: too many records for one look")
 // time, of slices that Pebble has just written, which are at hand, and one more.
 func (l *Limiter) pass() error {
 	p := &l.purger
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if p.mu.lock(p.ctx) != nil {
+		return errStopped
+	}
+	defer p.mu.unlock()
 	ticker := time.NewTicker(paceTick)
 	defer ticker.Stop()
-	perTick := l.opts.PurgePace/int64(time.Second/paceTick) + 1
-	budget := perTick
+	// Each tick brings as much as may be looked at in a second, and each record
+	// costs as much as there are ticks in one.
+	budget := min(l.opts.PurgePace, math.MaxInt64/2)
 	pace := func(looked int) error {
-		for budget -= int64(looked); budget < 0; budget += perTick {
+		for budget -= int64(looked) * int64(time.Second/paceTick); budget < 0; budget += min(l.opts.PurgePace, math.MaxInt64/2) {
 			select {
-			case <-p.stop:
+			case <-p.ctx.Done():
 				return errStopped
 			case <-ticker.C:
 				l.horizon() // which has to see how the clocks go
@@ -359,7 +413,9 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 			return storageError(err)
 		}
 		verdict := ttl.Filter(value, horizon)
-		k.sum.Add(verdict.Deadline)
+		if !verdict.Drop {
+			k.sum.Add(verdict.Deadline)
+		}
 		if k.sum.Records() > maxLook && end-first > crowdedStep {
 			return errCrowded
 		}
@@ -378,6 +434,7 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 		if d.slice != l.keys.Slice(d.key) {
 			continue // it is not where anybody would look for it
 		}
+		k.sum.Add(verdict.Deadline)
 		k.dead = append(k.dead, d)
 	}
 	// An iterator that fails looks like one at its end.
@@ -515,8 +572,10 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) error {
 		return err
 	}
 	p := &l.purger
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if err := p.mu.lock(ctx); err != nil {
+		return err
+	}
+	defer p.mu.unlock()
 	// What is staged and has expired already is to be found as well, and what is
 	// on its way out is not.
 	if err := l.waitApplied(max(l.newestStaged(), p.round)); err != nil {

@@ -117,6 +117,37 @@ func (l *Limiter) loadSidecars(clean bool) error {
 			sc.exact = false // it was a hint, and can be had again
 		}
 	}
+	if err := it.Error(); err != nil || !clean {
+		return storageError(err)
+	}
+	return l.doubtMissing()
+}
+
+// doubtMissing takes the sidecars that a store closed in good order does not have
+// for guesses, if there are heads that they should count.
+func (l *Limiter) doubtMissing() error {
+	it, err := l.db.NewIter(&pebble.IterOptions{
+		LowerBound: l.keys.AppendSliceStart(nil, 0),
+		UpperBound: l.keys.AppendSliceStart(nil, codec.Slices),
+	})
+	if err != nil {
+		return storageError(err)
+	}
+	defer it.Close()
+	var start []byte
+	for n := range codec.Sidecars {
+		_, sc := l.sidecar(n)
+		if sc.stored {
+			continue
+		}
+		start = l.keys.AppendSliceStart(start[:0], n*codec.SlicesPerSidecar)
+		if !it.SeekGE(start) {
+			break
+		}
+		if first, _ := l.keys.HeadSlices(it.Key(), it.Key()); first < (n+1)*codec.SlicesPerSidecar {
+			sc.exact = false
+		}
+	}
 	return storageError(it.Error())
 }
 
