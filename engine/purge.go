@@ -51,7 +51,7 @@ const (
 
 	// minGarbage is how much a compaction of an idle store has to free, in
 	// bytes, and dueGarbage what share of it all, as a divisor.
-	minGarbage = 1 << 20
+	minGarbage = 256 << 10
 	dueGarbage = 4
 )
 
