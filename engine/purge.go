@@ -41,6 +41,9 @@ const (
 	// they are applied, so that no round grows much by them.
 	maxPurging = 2048
 
+	// maxScratch is how large a look's scratch may be to be kept.
+	maxScratch = 1 << 20
+
 	// paceTick is the time within which a pass keeps to its pace.
 	paceTick = 10 * time.Millisecond
 
@@ -379,6 +382,9 @@ func (l *Limiter) filterSlices(n, first, end int, horizon int64, clears uint64) 
 	}
 	sh.mu.Unlock()
 
+	if cap(p.look.keys) > maxScratch {
+		p.look = look{}
+	}
 	if p.staged += staged; p.staged >= maxPurging {
 		p.staged = 0
 		err = errors.Join(err, l.waitApplied(p.round))

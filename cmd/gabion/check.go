@@ -24,6 +24,9 @@ It reads the whole of a store that no server has open, tells what is in it, and
 names each damage with what can be done about it. The exit status is 0 if there
 is none, and 1 otherwise. What has expired is still on disk, and no damage.
 
+A store that was cut off by a crash is whole up to its mark. That its log has
+lost its end can't be told from a crash: "closed in good order" is missing then.
+
 Sidecars tell where expired records are. They are stale after a crash, which is
 no damage either.
 

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -68,8 +69,12 @@ func (p *program) compact(dir string, trustClock bool) error {
 	err = l.Compact(ctx, progress)
 	clear()
 	after := l.Metrics()
-	if errors.Is(err, context.Canceled) {
+	switch {
+	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted: what has been done so far holds")
+	case err != nil:
+		what, _, _ := strings.Cut(err.Error(), "\n") // Pebble's errors go on for pages
+		err = fmt.Errorf("%s: gabion check tells what is damaged", what)
 	}
 	if err = errors.Join(err, l.Close()); err != nil {
 		return err

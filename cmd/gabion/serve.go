@@ -104,8 +104,8 @@ func (f *serveFlags) check() error {
 		return usagef("--sync-interval must be positive")
 	case f.purgePace <= 0:
 		return usagef("--purge-pace must be positive")
-	case f.purgeWait <= 0:
-		return usagef("--purge-wait must be positive")
+	case f.purgeWait < time.Second:
+		return usagef("--purge-wait must be 1s or longer")
 	case f.purgeAhead <= 0:
 		return usagef("--purge-ahead must be positive")
 	case f.purgeConfirm <= 0:
