@@ -114,7 +114,7 @@ func (o *openViews) add(v *View) {
 	if o.since == nil {
 		o.since = make(map[*View]time.Time)
 	}
-	o.since[v] = time.Now()
+	o.since[v] = monotonic()
 }
 
 func (o *openViews) remove(v *View) {
@@ -128,7 +128,7 @@ func (o *openViews) oldest() (age time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, since := range o.since {
-		age = max(age, time.Since(since))
+		age = max(age, monotonic().Sub(since))
 	}
 	return age
 }

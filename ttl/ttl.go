@@ -3,6 +3,10 @@
 // one, so that a record past it may be dropped at once, late or never without
 // changing any answer.
 //
+// Filter decides about one record, Sidecar tells where it is worth it to look for
+// records to drop, and Horizon how far a clock is to be trusted with that. They
+// are values; who runs them over a store is package engine.
+//
 // Times are nanoseconds since the Unix epoch on the engine's clock.
 package ttl
 
