@@ -109,7 +109,7 @@ func (m passLock) unlock() { <-m }
 type look struct {
 	sum     ttl.Sidecar // of all heads
 	dead    []deadHead  // those that the filter drops
-	keys    []byte      // what their slices are of
+	keys    []byte      // the memory of their slices
 	applied uint64      // the newest round that shows
 }
 
@@ -121,7 +121,7 @@ type deadHead struct {
 	verdict   ttl.Verdict
 }
 
-// purge looks after the store until stop is closed.
+// purge looks after the store until the limiter is being closed.
 func (l *Limiter) purge() {
 	p := &l.purger
 	defer p.stopped.Done()
