@@ -45,6 +45,9 @@ var borrowedStores = map[string]func(*pebble.Options){
 // what is over, by their sidecars alone, and touch nothing that is not theirs.
 func TestBorrowedStore(t *testing.T) {
 	for name, set := range borrowedStores {
+		if testing.Short() && name != "small" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			opts := &pebble.Options{FS: vfs.NewMem(), Logger: quiet{}}
 			set(opts)

@@ -675,7 +675,7 @@ func TestCheckFlippedBits(t *testing.T) {
 	const rates, quotas, lists = 20_000, 2000, 250
 	flips := int64(30)
 	if testing.Short() {
-		flips = 10
+		flips = 3
 	}
 	rng := rand.New(rand.NewPCG(newSeed(t), 0))
 	fs := vfs.NewMem()

@@ -30,8 +30,8 @@ var mutants = []mutant{
 	{
 		name:     "a pass trusts the sidecar",
 		file:     "engine/purge.go",
-		old:      "if !verdict.Drop {",
-		new:      "if !verdict.Drop && sc.sum.Due(horizon) == 0 {",
+		old:      "verdict := ttl.Filter(value, horizon)",
+		new:      "verdict := ttl.Filter(value, horizon)\n\t\tverdict.Drop = verdict.Drop || sc.sum.Due(horizon) > 0",
 		in:       "engine",
 		tests:    "^TestPurgeIsNeutral$",
 		attempts: 1,

@@ -418,14 +418,12 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 		if err != nil {
 			return storageError(err)
 		}
-		verdict := ttl.Filter(value, horizon)
-		if !verdict.Drop {
-			k.sum.Add(verdict.Deadline)
-		}
 		if k.sum.Records() > maxLook && end-first > crowdedStep {
 			return errCrowded
 		}
+		verdict := ttl.Filter(value, horizon)
 		if !verdict.Drop {
+			k.sum.Add(verdict.Deadline)
 			continue
 		}
 		d := deadHead{size: len(it.Key()) + len(value), verdict: verdict}

@@ -194,6 +194,9 @@ func TestRetriesAtTheEndOfAWindow(t *testing.T) {
 // The range tombstones that end them must not stay above the tables that they
 // empty.
 func TestIdleStoreLosesItsGarbage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("two million events")
+	}
 	synctest.Test(t, func(t *testing.T) {
 		clock := newManualClock(epoch)
 		l := open(t, "store", engine.Options{Now: clock.Now, Durability: engine.Never, SyncInterval: time.Hour})
