@@ -14,7 +14,7 @@ import (
 // detector has pools forget what they are given, so it would find some.
 func TestAllocations(t *testing.T) {
 	// No batch is written while the test runs.
-	l := open(t, "store", engine.Options{Durability: engine.Interval, SyncInterval: time.Hour})
+	l := open(t, "store", engine.Options{Durability: engine.Interval, SyncInterval: time.Hour, NoPurge: true})
 	rate := limit.Rate{Burst: 1 << 40, Count: 1, Period: time.Second}
 	charge(t, l, 0, 1, rate)
 	if err := l.Sync(); err != nil {

@@ -30,7 +30,7 @@ func TestBytesPerCall(t *testing.T) {
 			clock := newManualClock(epoch)
 			opts := engine.Options{
 				FS: vfs.NewMem(), Now: clock.Now, QuotaMaxLimit: limit.MaxLimit,
-				Durability: engine.Interval, SyncInterval: time.Hour,
+				Durability: engine.Interval, SyncInterval: time.Hour, NoPurge: true,
 			}
 			l := open(t, "store", opts)
 			for i := range size {

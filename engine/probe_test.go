@@ -75,7 +75,7 @@ func TestReadsWriteNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fs := newWatchedFS()
 		clock := newManualClock(epoch)
-		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now, CacheSize: 16 << 10})
+		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now, CacheSize: 16 << 10, NoPurge: true})
 		rate := limit.Rate{Burst: 4, Count: 1, Period: 10 * time.Second}
 		for i := range 300 {
 			if i == 100 {
@@ -139,7 +139,7 @@ func TestProbeBesideWriters(t *testing.T) {
 					<-gate
 				}
 			}
-			l := open(t, "store", engine.Options{FS: fs})
+			l := open(t, "store", engine.Options{FS: fs, NoPurge: true})
 			synctest.Wait()
 			shut.Store(true)
 			n = -fs.writes.Load()
@@ -178,7 +178,7 @@ func TestProbeBesideWriters(t *testing.T) {
 // quantity, what a probe says with what the next throttle does.
 func TestProbeTellsThrottle(t *testing.T) {
 	clock := newManualClock(epoch)
-	l := open(t, "store", engine.Options{Now: clock.Now})
+	l := open(t, "store", engine.Options{Now: clock.Now, NoPurge: true})
 	rate := limit.Rate{Burst: 6, Count: 3, Period: time.Second}
 	for fill := range rate.Burst + 2 {
 		for n := range rate.Burst + 3 {
@@ -209,7 +209,7 @@ func TestProbeTellsThrottle(t *testing.T) {
 func TestDenialWritesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fs := newWatchedFS()
-		l := open(t, "store", engine.Options{FS: fs})
+		l := open(t, "store", engine.Options{FS: fs, NoPurge: true})
 		rate := limit.Rate{Burst: 4, Count: 1, Period: 10 * time.Second}
 		if d, err := l.Throttle([]byte("k"), rate, 3); !d.Allowed || err != nil {
 			t.Fatal(d, err)
@@ -248,7 +248,7 @@ func TestLooksWriteNothing(t *testing.T) {
 		const keys = 60
 		fs := newWatchedFS()
 		clock := newManualClock(epoch)
-		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now, CacheSize: 16 << 10})
+		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now, CacheSize: 16 << 10, NoPurge: true})
 		q, w := limit.Quota{Limit: 5, Window: 10 * time.Second}, limit.Rolling{Limit: 200, Window: 10 * time.Second}
 		fill := func(first, end int) {
 			var ops []engine.Op
@@ -328,7 +328,7 @@ func TestReplayWritesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fs := newWatchedFS()
 		clock := newManualClock(epoch)
-		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now})
+		l := open(t, "store", engine.Options{FS: fs, Now: clock.Now, NoPurge: true})
 		q := limit.Quota{Limit: 5, Window: 10 * time.Second}
 		w, pause := limit.Rolling{Limit: 2, Window: 10 * time.Second}, limit.Rolling{Limit: 2, Window: 10 * time.Second, Pause: true}
 		quota, list, paused := []byte("quota"), []byte("list"), []byte("paused")
