@@ -25,7 +25,7 @@ test:
 
 # The tests under the race detector, without the long ones. Needs a C compiler.
 race:
-	$(GO) test -race -short -timeout 20m $(TESTFLAGS) ./...
+	$(GO) test -race -short -timeout 45m $(TESTFLAGS) ./...
 
 # Formatting, go.mod, vet and staticcheck.
 lint:
