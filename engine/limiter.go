@@ -194,6 +194,7 @@ func (l *Limiter) Metrics() Metrics {
 		Writes: l.rounds.writes.Load(),
 	}
 	now := l.clock.now()
+	horizon := now - l.purger.behind.Load()
 	for i := range l.shards {
 		sh := &l.shards[i]
 		sh.mu.Lock()
@@ -203,10 +204,9 @@ func (l *Limiter) Metrics() Metrics {
 		m.CacheBytes += sh.cache.bytes
 		for j := range sh.sidecars {
 			sum := &sh.sidecars[j].sum
-			due := sum.Due(now)
 			m.Records += sum.Records()
-			m.Expired += due
-			if horizon := now - l.purger.behind.Load(); sum.Worth(horizon, l.opts.PurgeWait) {
+			m.Expired += sum.Due(now)
+			if sum.Worth(horizon, l.opts.PurgeWait) {
 				m.Backlog += sum.Due(horizon)
 			}
 		}

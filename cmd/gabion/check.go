@@ -87,10 +87,15 @@ func (p *program) check(dir string) (engine.Report, error) {
 	progress, clear := p.progress("reading the tables")
 	defer clear()
 	r, err := engine.Check(dir, opts, func(slices int) { progress(slices, engine.ScanEnd) })
+	return r, stopFirst(dir, err)
+}
+
+// stopFirst returns err, or what to do about a store in dir that is in use.
+func stopFirst(dir string, err error) error {
 	if errors.Is(err, engine.ErrInUse) {
-		return r, fmt.Errorf("%s is in use by another process: stop that first", dir)
+		return fmt.Errorf("%s is in use by another process: stop that first", dir)
 	}
-	return r, err
+	return err
 }
 
 // printReport writes r for people.

@@ -56,11 +56,8 @@ func (p *program) compact(dir string, trustClock bool) error {
 		opts.PurgeAhead = math.MaxInt64
 	}
 	l, err := p.openStore(dir, opts)
-	if errors.Is(err, engine.ErrInUse) {
-		return fmt.Errorf("%s is in use by another process: stop that first", dir)
-	}
 	if err != nil {
-		return err
+		return stopFirst(dir, err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
