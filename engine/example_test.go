@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -50,10 +51,12 @@ func Example() {
 // Tests of code that has limits need not sleep until they refill: they set the
 // clock.
 func ExampleOptions_now() {
-	now := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC)
+	start := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC)
+	var passed atomic.Int64 // the limiter reads the clock in goroutines of its own too
+	now := func() time.Time { return start.Add(time.Duration(passed.Load())) }
 	l, err := engine.Open("test", &engine.Options{
 		FS:  vfs.NewMem(), // nor do they need a disk
-		Now: func() time.Time { return now },
+		Now: now,
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -66,8 +69,8 @@ func ExampleOptions_now() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(now.Format(time.DateTime), d.Allowed, d.RetryAfter)
-		now = now.Add(12 * time.Hour)
+		fmt.Println(now().Format(time.DateTime), d.Allowed, d.RetryAfter)
+		passed.Add(int64(12 * time.Hour))
 	}
 	// Output:
 	// 2024-02-29 12:00:00 true 0s
@@ -182,11 +185,10 @@ func ExampleLimiter_TakeQuota() {
 
 // The policy of a rolling list can be written down once, under the list's name.
 func ExampleLimiter_Define() {
-	now := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC)
-	l, err := engine.Open("example", &engine.Options{
-		FS:  vfs.NewMem(),
-		Now: func() time.Time { return now },
-	})
+	start := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC)
+	var passed atomic.Int64 // the limiter reads the clock in goroutines of its own too
+	now := func() time.Time { return start.Add(time.Duration(passed.Load())) }
+	l, err := engine.Open("example", &engine.Options{FS: vfs.NewMem(), Now: now})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -206,11 +208,11 @@ func ExampleLimiter_Define() {
 		}
 		if !a.Allowed {
 			fmt.Println("wait", a.Wait)
-			now = now.Add(a.Wait)
+			passed.Add(int64(a.Wait))
 			continue
 		}
 		fmt.Println("send mail", a.Count, "of", a.Limit)
-		now = now.Add(15 * time.Second)
+		passed.Add(int64(15 * time.Second))
 	}
 	// Output:
 	// send mail 1 of 2

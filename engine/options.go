@@ -110,7 +110,8 @@ type Options struct {
 	// Now is the wall clock. The default is time.Now together with the
 	// system's monotonic clock: see the package comment. One that is set here
 	// is read for every operation and may be stepped at will; going back, it
-	// is taken to stand still, as it is after the year 2200. It must be safe for concurrent use.
+	// is taken to stand still, as it is after the year 2200. It must be safe for
+	// concurrent use.
 	Now func() time.Time
 
 	// Logger is told what an operator should know. The default discards.
