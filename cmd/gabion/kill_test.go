@@ -1,184 +1,288 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
+	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
 
-// The load charges events of which one in ten minutes leaks back, so that for
-// as long as a test runs a key tells how many events it was ever charged.
-const (
-	loadBurst  = 10_000_000
-	loadCount  = 1
-	loadPeriod = 600
-	loadKeys   = 16
-	loadConns  = 6
+var (
+	crashFor  = flag.Duration("crash.for", 0, "go on with the tests that kill for so long; once over all of them if it is 0")
+	crashSeed = flag.Uint64("crash.seed", 0, "the seed of the tests that kill; a random one if it is 0")
 )
 
-func loadCommand(b []byte, name string, key int, quantity string) []byte {
-	return appendCommand(b, name, fmt.Sprintf("key:%d", key),
-		fmt.Sprint(loadBurst), fmt.Sprint(loadCount), fmt.Sprint(loadPeriod), quantity)
+// killRow is one way for gabion to be killed.
+type killRow struct {
+	when  stage
+	point string // of killEdits; without one the kill comes from outside
+	most  int    // as which one at the point, at most, or after how many answers
+
+	rounds     int
+	durability string // "" is always
 }
 
-// A load charges keys of a server from several connections.
-type load struct {
+// stage is what gabion is doing when it is killed.
+type stage int
+
+const (
+	serving    stage = iota // under load
+	stopping                // told to by a signal, under load
+	compacting              // what a load has left
+	opening                 // that
+	making                  // a new store
+)
+
+var killRows = []killRow{
+	{when: serving, most: 10_000, rounds: 15},
+	{when: serving, point: "cut", most: 200, rounds: 6},
+	{when: serving, point: "applied", most: 200, rounds: 6},
+	{when: serving, point: "synced", most: 200, rounds: 8},
+	{when: serving, point: "acknowledged", most: 200, rounds: 8},
+	{when: serving, point: "reply", most: 2000, rounds: 6},
+	{when: serving, point: "half a reply", most: 2000, rounds: 6},
+	{when: serving, point: "purge staged", most: 3, rounds: 4},
+	{when: serving, point: "requests staged", most: 1, rounds: 3},
+	{when: serving, point: "purge cut", most: 2, rounds: 4},
+	{when: serving, point: "purge applied", most: 2, rounds: 4},
+	{when: stopping, point: "sidecars put", most: 1, rounds: 3},
+	{when: stopping, point: "closing", most: 1, rounds: 3},
+	{when: compacting, point: "purge staged", most: 20, rounds: 2},
+	{when: compacting, point: "compact purging", most: 256, rounds: 4},
+	{when: compacting, point: "compact purged", most: 1, rounds: 2},
+	{when: compacting, point: "compacted", most: 1, rounds: 2},
+	{when: opening, point: "attached", most: 1, rounds: 3},
+	{when: opening, point: "identified", most: 1, rounds: 2},
+	{when: making, point: "attached", most: 1, rounds: 1},
+	{when: making, point: "identified", most: 1, rounds: 1},
+	{when: making, point: "flushed", most: 1, rounds: 1},
+
+	{when: serving, most: 1, rounds: 2, durability: "interval"},
+	{when: serving, point: "cut", most: 20, rounds: 3, durability: "interval"},
+	{when: serving, point: "synced", most: 20, rounds: 3, durability: "interval"},
+	{when: serving, most: 10_000, rounds: 5, durability: "never"},
+	{when: serving, point: "applied", most: 20, rounds: 3, durability: "never"},
+}
+
+func (r *killRow) String() string {
+	when := [...]string{"serving", "stopping", "compacting", "opening", "making"}[r.when]
+	return strings.Join(strings.Fields(when+" "+r.point+" "+r.durability), " ")
+}
+
+// args returns the flags of the row's servers. They purge as soon as they may.
+func (r *killRow) args() []string {
+	return []string{"--durability", cmp.Or(r.durability, "always"), "--sync-interval", syncInterval.String(), "--purge-wait", "1s"}
+}
+
+const syncInterval = 20 * time.Millisecond
+
+// TestKill kills gabion at all the points of killRows, and from outside, starts
+// it again and holds what it promises: what was acknowledged is there, nothing
+// is that was not sent, and a request that comes again is answered as before.
+func TestKill(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills servers for a minute")
+	}
+	start, kills := time.Now(), 0
+	for again := true; again && !t.Failed(); again = time.Since(start) < *crashFor {
+		for _, row := range killRows {
+			t.Run(row.String(), func(t *testing.T) { kills += newKiller(t, &row).run() })
+		}
+	}
+	t.Logf("%d kills in %v", kills, time.Since(start).Round(time.Second))
+}
+
+// killer kills gabion over and over on one store.
+type killer struct {
 	t     *testing.T
-	acked atomic.Int64 // by all connections
-
-	mu   sync.Mutex
-	sent [loadKeys]int64       // guarded by mu: charges that were sent
-	acks [loadKeys][]time.Time // guarded by mu: when the answers came
+	row   *killRow
+	rng   *rand.Rand
+	dir   string // of the store, and of a copy as the last kill has left it
+	kills int
+	sum   tally
 }
 
-// run charges the server at addr until every connection has broken. It calls
-// reached once, when n charges have been answered and least has passed.
-func (l *load) run(addr string, rng *rand.Rand, n int64, least time.Duration, reached func()) {
-	var wg sync.WaitGroup
-	var once sync.Once
-	start := time.Now()
-	for range loadConns {
-		c := dial(l.t, addr)
-		rng := rand.New(rand.NewPCG(rng.Uint64(), 0))
-		wg.Go(func() {
-			for l.charge(c, rng) {
-				if l.acked.Load() >= n && time.Since(start) >= least {
-					once.Do(reached)
-				}
-			}
-			// A server that goes away by itself must not leave the test waiting.
-			once.Do(reached)
-		})
+func newKiller(t *testing.T, row *killRow) *killer {
+	seed := *crashSeed
+	if seed == 0 {
+		seed = rand.Uint64()
 	}
-	wg.Wait()
+	t.Logf("-crash.seed %d", seed)
+	return &killer{t: t, row: row, rng: rand.New(rand.NewPCG(seed, 0)), dir: keptDir(t)}
 }
 
-// charge sends a pipeline and reads its replies. It returns false when the
-// connection has broken.
-func (l *load) charge(c *conn, rng *rand.Rand) bool {
-	keys := make([]int, 1+rng.IntN(16))
-	var pipeline []byte
-	for i := range keys {
-		keys[i] = rng.IntN(loadKeys)
-		pipeline = loadCommand(pipeline, "CL.THROTTLE", keys[i], "1")
-	}
-	l.mu.Lock()
-	for _, key := range keys {
-		l.sent[key]++
-	}
-	l.mu.Unlock()
-	if _, err := c.Write(pipeline); err != nil {
-		return false
-	}
-	for _, key := range keys {
-		row, err := c.readRow()
-		if err != nil {
-			return false
-		}
-		if row[0] != 0 {
-			l.t.Errorf("key:%d was denied: %v", key, row)
-		}
-		l.mu.Lock()
-		l.acks[key] = append(l.acks[key], time.Now())
-		l.mu.Unlock()
-		l.acked.Add(1)
-	}
-	return true
-}
-
-// charged asks the server at addr how many events each key was ever charged.
-func charged(t *testing.T, addr string) (n [loadKeys]int64) {
+// keptDir returns a directory that is left where it is if the test fails.
+func keptDir(t *testing.T) string {
 	t.Helper()
-	c := dial(t, addr)
-	var pipeline []byte
-	for key := range n {
-		pipeline = loadCommand(pipeline, "CL.PROBE", key, "0")
-	}
-	if _, err := c.Write(pipeline); err != nil {
+	dir, err := os.MkdirTemp("", "gabion-kill-")
+	if err != nil {
 		t.Fatal(err)
 	}
-	for key := range n {
-		row, err := c.readRow()
-		if err != nil {
-			t.Fatal(err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the store is kept in %s", dir)
+		} else {
+			os.RemoveAll(dir)
 		}
-		n[key] = row[1] - row[2]
-	}
-	return n
+	})
+	return dir
 }
 
-// killRounds kills a server under load and starts it again, rounds times on one
-// store. After each kill it holds that every charge acknowledged by the time
-// that mustHold returns, given the time of the kill, is there, and that no
-// charge is there that was not sent.
-func killRounds(t *testing.T, rounds int, least time.Duration, mustHold func(killed time.Time) time.Time, args ...string) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	dir := t.TempDir()
-	var before [loadKeys]int64
-	server := startServer(t, dir, args...)
-	for round := range rounds {
-		l := &load{t: t}
-		var killed time.Time
-		l.run(server.addr, rng, rng.Int64N(5000), least, func() {
+func (k *killer) store() string { return filepath.Join(k.dir, "store") }
+
+func (k *killer) run() (kills int) {
+	for round := range k.row.rounds {
+		if k.round(round); k.t.Failed() {
+			k.t.Fatalf("that was round %d", round)
+		}
+	}
+	return k.kills
+}
+
+// round has gabion killed once or twice, and holds what it left.
+func (k *killer) round(n int) {
+	l := &load{t: k.t, quota: fmt.Sprint("quota-", n)}
+	killed := time.Now()
+	if k.row.when == making {
+		if err := os.RemoveAll(k.store()); err != nil {
+			k.t.Fatal(err)
+		}
+	} else {
+		killed = k.load(l)
+	}
+	switch k.row.when {
+	case compacting:
+		k.killAlone("compact", "--dir", k.store())
+	case opening, making:
+		k.killAlone(serveArgs(k.store(), k.row.args()...)...)
+	}
+	left := filepath.Join(k.dir, "killed")
+	if err := errors.Join(os.RemoveAll(left), os.CopyFS(left, os.DirFS(k.store()))); err != nil {
+		k.t.Fatal(err)
+	}
+
+	server := startServer(k.t, k.store(), k.row.args()...)
+	before := k.sum
+	if k.row.when == making {
+		before = tally{}
+	}
+	k.sum = l.hold(server.addr, before, k.mustHold(killed), k.row.durability == "")
+	sig := []os.Signal{syscall.SIGKILL, syscall.SIGTERM}[k.rng.IntN(2)]
+	server.signal(sig)
+	if status := server.wait(); (status == -1) != (sig == syscall.SIGKILL) {
+		k.t.Errorf("exit status %d after %v\n%s", status, sig, server.text)
+	}
+
+	if k.row.when == making {
+		left = k.store() // it may have been killed before there was a store
+	}
+	var out bytes.Buffer
+	if status := run([]string{"check", "--dir", left}, &out, &out); status != exitOK || !strings.HasSuffix(out.String(), "no damage\n") {
+		k.t.Errorf("check of the store as it was left: status %d\n%s", status, &out)
+	}
+}
+
+// mustHold returns when those charges were acknowledged, at the latest, that a
+// kill must not lose.
+func (k *killer) mustHold(killed time.Time) time.Time {
+	switch k.row.durability {
+	case "":
+		return killed.Add(time.Hour)
+	case "interval":
+		return killed.Add(-intervalHeld)
+	}
+	return time.Time{}
+}
+
+// intervalHeld is how old a charge has to be that a kill must not lose with
+// durability interval: an interval and a sync, which takes no longer than two
+// seconds on a busy machine.
+const intervalHeld = syncInterval + 2*time.Second
+
+// load has a server killed under load, and returns when.
+func (k *killer) load(l *load) (killed time.Time) {
+	row := k.row
+	point, most, least := "", row.most, time.Duration(0)
+	if row.when == serving || row.when == stopping {
+		point = row.point
+	}
+	switch {
+	case row.when != serving:
+		most = 3000
+	case point != "":
+		most = 1_000_000 // none of the points is so far away
+	case row.durability == "interval":
+		least = intervalHeld + time.Second
+	}
+	n := k.rng.Int64N(int64(most))
+	if row.when == serving && point != "" {
+		n = int64(most)
+	}
+	sig := os.Signal(syscall.SIGKILL)
+	if row.when == stopping {
+		sig = syscall.SIGTERM
+	}
+
+	server := start(k.t, k.command(point, serveArgs(k.store(), row.args()...)...))
+	started := time.Now()
+	if line, ok := server.findLog("serving"); ok {
+		var once sync.Once
+		reached := func() {
+			if row.when == serving && point != "" {
+				k.t.Errorf("no kill at %q after %d answers", point, n)
+			}
 			killed = time.Now()
-			server.cmd.Process.Kill()
+			server.signal(sig)
+		}
+		l.run(line.Addr, k.rng, func(answers int64) {
+			if answers >= n && time.Since(started) >= least {
+				once.Do(reached)
+			}
 		})
-		if status := server.wait(); status != -1 {
-			t.Fatalf("round %d: the server ended by itself, status %d\n%s", round, status, server.text)
+		if row.when == serving {
+			_ = server.cmd.Process.Kill() // it must not be waited for if it has given up the load
 		}
-		server = startServer(t, dir, args...)
-		after := charged(t, server.addr)
-		for key, n := range after {
-			var held int64
-			for _, at := range l.acks[key] {
-				if !at.After(mustHold(killed)) {
-					held++
-				}
-			}
-			if lo, hi := before[key]+held, before[key]+l.sent[key]; n < lo || n > hi {
-				t.Errorf("round %d: key:%d was charged %d, want %d to %d", round, key, n, lo, hi)
-			}
-		}
-		before = after
-		t.Logf("round %d: killed after %d acknowledged charges", round, l.acked.Load())
 	}
+	if status := server.wait(); status != -1 {
+		k.t.Fatalf("the server ended by itself, status %d\n%s", status, server.text)
+	}
+	k.kills++
+	k.t.Logf("killed after %d answers", l.answers.Load())
+	return killed
 }
 
-// TestKillAlways: what was acknowledged is never lost, and nothing is charged
-// twice.
-func TestKillAlways(t *testing.T) {
-	if testing.Short() {
-		t.Skip("kills servers for seconds")
+// killAlone runs gabion until it kills itself.
+func (k *killer) killAlone(args ...string) {
+	cmd := k.command(k.row.point, args...)
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != -1 {
+		k.t.Fatalf("gabion %s: %v, want it killed\n%s", args[0], err, out)
 	}
-	ever := func(killed time.Time) time.Time { return killed.Add(time.Hour) }
-	killRounds(t, 20, 0, ever, "--durability", "always")
+	k.kills++
 }
 
-// TestKillInterval: what was acknowledged before the last interval, and the
-// sync at its end, is not lost.
-func TestKillInterval(t *testing.T) {
-	if testing.Short() {
-		t.Skip("kills servers for seconds")
+// command returns a gabion that kills itself at a point, or one that does not.
+func (k *killer) command(point string, args ...string) *exec.Cmd {
+	if point == "" {
+		return gabionCommand(k.t, args...)
 	}
-	const (
-		interval = 20 * time.Millisecond
-		sync     = 2 * time.Second // a sync on a busy machine takes no longer
-	)
-	synced := func(killed time.Time) time.Time { return killed.Add(-interval - sync) }
-	killRounds(t, 3, interval+sync+time.Second, synced, "--durability", "interval", "--sync-interval", interval.String())
-}
-
-// TestKillNever: the store opens again, and nothing was charged that was not
-// asked for.
-func TestKillNever(t *testing.T) {
-	if testing.Short() {
-		t.Skip("kills servers for seconds")
+	path, err := fragile()
+	if err != nil {
+		k.t.Fatal(err)
 	}
-	none := func(time.Time) time.Time { return time.Time{} }
-	killRounds(t, 5, 0, none, "--durability", "never")
+	cmd := exec.Command(path, args...)
+	at := 1 + k.rng.IntN(k.row.most)
+	k.t.Logf("to be killed at %q, time %d", point, at)
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s:%d", killPointEnv, point, at))
+	return cmd
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,37 +16,55 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/gabiondb/gabion/engine/mutate"
 )
 
-// binary is the path of the real gabion, which TestMain removes.
+// buildDir is where the programs are built that the tests run. TestMain removes
+// it.
+var buildDir = sync.OnceValues(func() (string, error) {
+	usedBuildDir = true
+	return os.MkdirTemp("", "gabion-test-")
+})
+
+var usedBuildDir bool
+
+// binary is the path of the real gabion.
 var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "gabion-test-")
+	return build("gabion", nil)
+})
+
+// fragile is the path of one that can be told to kill itself.
+var fragile = sync.OnceValues(func() (string, error) {
+	return build("fragile", killEdits)
+})
+
+func build(name string, edits []mutate.Edit) (string, error) {
+	dir, err := buildDir()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "gabion")
-	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	root, err := filepath.Abs("../..")
 	if err != nil {
-		return "", fmt.Errorf("go build: %v\n%s", err, out)
+		return "", err
 	}
-	return path, nil
-})
+	path := filepath.Join(dir, name)
+	return path, mutate.Build(context.Background(), root, path, edits, "build", "./cmd/gabion")
+}
 
 func TestMain(m *testing.M) {
 	status := m.Run()
-	if usedBinary {
-		path, _ := binary()
-		os.RemoveAll(filepath.Dir(path))
+	if usedBuildDir {
+		if dir, err := buildDir(); err == nil {
+			os.RemoveAll(dir)
+		}
 	}
 	os.Exit(status)
 }
 
-var usedBinary bool
-
 // gabionCommand returns the real gabion, not yet started.
 func gabionCommand(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	usedBinary = true
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)
@@ -71,9 +90,20 @@ type logLine struct {
 // serves. If the test leaves it running, it is killed.
 func startServer(t *testing.T, dir string, args ...string) *process {
 	t.Helper()
-	args = append([]string{"serve", "--dir", dir, "--addr", "127.0.0.1:0", "--log-format", "json"}, args...)
+	p := start(t, gabionCommand(t, serveArgs(dir, args...)...))
+	p.addr = p.waitLog("serving").Addr
+	return p
+}
+
+func serveArgs(dir string, args ...string) []string {
+	return append([]string{"serve", "--dir", dir, "--addr", "127.0.0.1:0", "--log-format", "json"}, args...)
+}
+
+// start starts cmd, which serves and logs as serveArgs has it.
+func start(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
 	p := newProcess(t)
-	p.cmd = gabionCommand(t, args...)
+	p.cmd = cmd
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +118,6 @@ func startServer(t *testing.T, dir string, args ...string) *process {
 		}
 		p.cmd.Wait()
 	})
-	p.addr = p.waitLog("serving").Addr
 	return p
 }
 
@@ -110,13 +139,21 @@ func (p *process) readLog(stderr io.Reader) {
 // waitLog waits until the process logs msg, and returns the line.
 func (p *process) waitLog(msg string) logLine {
 	p.t.Helper()
+	line, ok := p.findLog(msg)
+	if !ok {
+		p.t.Fatalf("the server ended without logging %q:\n%s", msg, p.text)
+	}
+	return line
+}
+
+// findLog is waitLog for a process that may end before.
+func (p *process) findLog(msg string) (logLine, bool) {
 	for line := range p.log {
 		if line.Msg == msg {
-			return line
+			return line, true
 		}
 	}
-	p.t.Fatalf("the server ended without logging %q:\n%s", msg, p.text)
-	return logLine{}
+	return logLine{}, false
 }
 
 // wait waits for the process to end and returns its exit status, -1 if a

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -93,13 +94,19 @@ func TestTermUnderLoad(t *testing.T) {
 	t.Logf("seed %d", seed)
 	dir := t.TempDir()
 	server := startServer(t, dir)
-	l := &load{t: t}
-	l.run(server.addr, rand.New(rand.NewPCG(seed, 0)), 500, 0, func() { server.signal(syscall.SIGTERM) })
+	l := &load{t: t, quota: "quota"}
+	var once sync.Once
+	l.run(server.addr, rand.New(rand.NewPCG(seed, 0)), func(answers int64) {
+		if answers >= 500 {
+			once.Do(func() { server.signal(syscall.SIGTERM) })
+		}
+	})
 	if status := server.wait(); status != exitOK {
 		t.Errorf("exit status %d, want %d\n%s", status, exitOK, server.text)
 	}
-	for key, n := range charged(t, startServer(t, dir).addr) {
-		if want := int64(len(l.acks[key])); n != want {
+	c := dialClient(t, startServer(t, dir).addr)
+	for key := range l.keys {
+		if n, want := charged(t, c, key), int64(len(l.keys[key].acks)); n != want {
 			t.Errorf("key:%d was charged %d, but %d answers came", key, n, want)
 		}
 	}
