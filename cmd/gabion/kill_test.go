@@ -26,7 +26,7 @@ var (
 type killRow struct {
 	when  stage
 	point string // of killEdits; without one the kill comes from outside
-	most  int    // as which one at the point, at most, or after how many answers
+	most  int    // as which one at the point, at most; or after how many answers, or milliseconds
 
 	rounds     int
 	durability string // "" is always
@@ -41,6 +41,7 @@ const (
 	compacting              // what a load has left
 	opening                 // that
 	making                  // a new store
+	calling                 // itself on a store of its own: gabion throttle
 )
 
 var killRows = []killRow{
@@ -61,6 +62,13 @@ var killRows = []killRow{
 	{when: compacting, point: "compact purging", most: 256, rounds: 4},
 	{when: compacting, point: "compact purged", most: 1, rounds: 2},
 	{when: compacting, point: "compacted", most: 1, rounds: 2},
+	{when: compacting, most: 60, rounds: 4},
+	{when: calling, most: 60, rounds: 8},
+	{when: calling, point: "cut", most: 1, rounds: 1},
+	{when: calling, point: "applied", most: 1, rounds: 1},
+	{when: calling, point: "synced", most: 1, rounds: 1},
+	{when: calling, point: "sidecars put", most: 1, rounds: 1},
+	{when: calling, point: "closing", most: 1, rounds: 1},
 	{when: opening, point: "attached", most: 1, rounds: 3},
 	{when: opening, point: "identified", most: 1, rounds: 2},
 	{when: making, point: "attached", most: 1, rounds: 1},
@@ -75,7 +83,7 @@ var killRows = []killRow{
 }
 
 func (r *killRow) String() string {
-	when := [...]string{"serving", "stopping", "compacting", "opening", "making"}[r.when]
+	when := [...]string{"serving", "stopping", "compacting", "opening", "making", "calling"}[r.when]
 	return strings.Join(strings.Fields(when+" "+r.point+" "+r.durability), " ")
 }
 
@@ -153,11 +161,14 @@ func (k *killer) run() (kills int) {
 func (k *killer) round(n int) {
 	l := &load{t: k.t, quota: fmt.Sprint("quota-", n)}
 	killed := time.Now()
-	if k.row.when == making {
+	switch k.row.when {
+	case making:
 		if err := os.RemoveAll(k.store()); err != nil {
 			k.t.Fatal(err)
 		}
-	} else {
+	case calling:
+		k.call(l)
+	default:
 		killed = k.load(l)
 	}
 	switch k.row.when {
@@ -261,14 +272,52 @@ func (k *killer) load(l *load) (killed time.Time) {
 	return killed
 }
 
-// killAlone runs gabion until it kills itself.
-func (k *killer) killAlone(args ...string) {
+// killAlone has a gabion killed that nobody else talks to, and returns what it
+// has written to standard output. One that is to be killed from outside may be
+// done before.
+func (k *killer) killAlone(args ...string) (stdout string) {
+	var out, errs bytes.Buffer
 	cmd := k.command(k.row.point, args...)
-	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != -1 {
-		k.t.Fatalf("gabion %s: %v, want it killed\n%s", args[0], err, out)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Start(); err != nil {
+		k.t.Fatal(err)
 	}
-	k.kills++
+	if k.row.point == "" {
+		kill := time.AfterFunc(time.Duration(k.rng.IntN(k.row.most))*time.Millisecond, func() { cmd.Process.Kill() })
+		defer kill.Stop()
+	}
+	err := cmd.Wait()
+	switch status := cmd.ProcessState.ExitCode(); {
+	case status == -1:
+		k.kills++
+	case status != exitOK || k.row.point != "":
+		k.t.Fatalf("gabion %s: %v, want it killed\n%s", args[0], err, &errs)
+	}
+	return out.String()
+}
+
+// call charges a key of l's from the command line, a few times, and has the last
+// call killed.
+func (k *killer) call(l *load) {
+	for before, left := k.kills, 1+k.rng.IntN(3); k.kills == before; left-- {
+		key := &l.keys[0]
+		key.sent++
+		args := []string{"throttle", "--dir", k.store(), "key:0",
+			fmt.Sprint(loadBurst), fmt.Sprint(loadCount), fmt.Sprint(loadPeriod)}
+		var answer string
+		if left > 0 {
+			out, err := gabionCommand(k.t, args...).Output()
+			if err != nil {
+				k.t.Fatalf("gabion throttle: %v", err)
+			}
+			answer = string(out)
+		} else {
+			answer = k.killAlone(args...)
+		}
+		if answer != "" {
+			key.acks = append(key.acks, time.Now())
+		}
+	}
 }
 
 // command returns a gabion that kills itself at a point, or one that does not.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,11 @@ type load struct {
 	t       *testing.T
 	quota   string       // the key of the requests
 	answers atomic.Int64 // in all
+
+	// Answers that say that the storage has failed. They are errors unless
+	// mayFail is set.
+	failures atomic.Int64
+	mayFail  bool
 
 	mu       sync.Mutex // guards what follows
 	keys     [loadKeys]loadKey
@@ -105,6 +111,7 @@ func (l *load) charge(c *conn, rng *rand.Rand) int64 {
 	for _, key := range keys {
 		row, err := c.readRow()
 		if err != nil {
+			l.refused(err)
 			return 0
 		}
 		if row[0] != 0 {
@@ -180,11 +187,20 @@ func (l *load) expire(c *commands.Client, rng *rand.Rand) int64 {
 // do sends a command. It returns false when the connection has broken.
 func (l *load) do(c *commands.Client, args ...string) (any, bool) {
 	reply, err := c.Do(args...)
-	var refusal commands.Error
-	if errors.As(err, &refusal) {
-		l.t.Errorf("%q: %v", args, err)
-	}
+	l.refused(err)
 	return reply, err == nil
+}
+
+// refused looks whether err, if it is one, is what the server has answered.
+func (l *load) refused(err error) {
+	var refusal commands.Error
+	switch {
+	case !errors.As(err, &refusal):
+	case l.mayFail && strings.HasPrefix(string(refusal), "ERR storage: "):
+		l.failures.Add(1)
+	default:
+		l.t.Errorf("a command was answered with %v", err)
+	}
 }
 
 // A tally is what a server says that it was ever charged by loads: the last one

@@ -108,11 +108,23 @@ func (p *program) run(args []string) int {
 	case errors.Is(err, syscall.EPIPE):
 		return exitError // the reader has left, as head does: that is no news
 	}
-	fmt.Fprintf(p.stderr, "gabion: %v\n", err)
+	fmt.Fprintf(p.stderr, "gabion: %v%s\n", err, remedy(err))
 	if errors.As(err, &usage) {
 		return exitUsage
 	}
 	return exitError
+}
+
+// remedy says what to do about a failure of the storage, if that is plain.
+func remedy(err error) string {
+	switch {
+	case !errors.Is(err, engine.ErrStorage):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return ": make room for the store, then try again"
+	case errors.Is(err, syscall.EFBIG):
+		return ": let the process write larger files (ulimit -f), then try again"
+	}
+	return ""
 }
 
 func (p *program) dispatch(args []string) error {

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/gabiondb/gabion/commands"
 	"github.com/gabiondb/gabion/engine/mutate"
 )
 
@@ -170,6 +171,19 @@ func (p *process) wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// exitStatus returns the status that a command has ended with, by the error that
+// it has returned.
+func exitStatus(err error) int {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	return -1
+}
+
 func (p *process) signal(sig os.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(sig); err != nil {
@@ -203,11 +217,14 @@ func appendCommand(b []byte, args ...string) []byte {
 	return b
 }
 
-// readRow reads a reply of five integers.
+// readRow reads a reply of five integers. An error reply is a commands.Error.
 func (c *conn) readRow() (row [5]int64, err error) {
 	head, err := c.r.ReadString('\n')
 	if err != nil {
 		return row, err
+	}
+	if refusal, ok := strings.CutPrefix(head, "-"); ok {
+		return row, commands.Error(strings.TrimSpace(refusal))
 	}
 	if head != "*5\r\n" {
 		return row, fmt.Errorf("reply begins with %q", head)

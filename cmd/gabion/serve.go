@@ -224,7 +224,7 @@ func (f *serveFlags) serveUntil(signals <-chan os.Signal, log *slog.Logger, srv 
 		failure = fmt.Errorf("can't go on serving: %w", serveErr)
 	case <-l.Failed():
 		log.Error("stopping", "error", l.Failure())
-		failure = engine.ErrStorage
+		failure = l.Failure()
 	case sig := <-signals:
 		// A second signal ends the process at once, as it would any other.
 		signal.Reset(syscall.SIGINT, syscall.SIGTERM)

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -107,6 +108,64 @@ func TestTermUnderLoad(t *testing.T) {
 	c := dialClient(t, startServer(t, dir).addr)
 	for key := range l.keys {
 		if n, want := charged(t, c, key), int64(len(l.keys[key].acks)); n != want {
+			t.Errorf("key:%d was charged %d, but %d answers came", key, n, want)
+		}
+	}
+}
+
+// TestStopAndGoOn: a server that has been stopped for a while goes on where it
+// was, and its clock has gone on meanwhile.
+func TestStopAndGoOn(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	dir := t.TempDir()
+	server := startServer(t, dir)
+	c := dial(t, server.addr)
+	row := func() [5]int64 {
+		t.Helper()
+		if _, err := c.Write(appendCommand(nil, "CL.THROTTLE", "user:42", "0", "1", "1000")); err != nil {
+			t.Fatal(err)
+		}
+		row, err := c.readRow()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return row
+	}
+	before := time.Now()
+	row()
+	after := time.Now()
+
+	l := &load{t: t, quota: "quota"}
+	const stopped = 1500 * time.Millisecond
+	var stop, term sync.Once
+	l.run(server.addr, rand.New(rand.NewPCG(seed, 0)), func(answers int64) {
+		if answers >= 500 {
+			stop.Do(func() {
+				server.signal(syscall.SIGSTOP)
+				time.Sleep(stopped) // it is time itself that has to pass
+				server.signal(syscall.SIGCONT)
+			})
+		}
+		if answers >= 1500 {
+			term.Do(func() {
+				least := time.Since(after)
+				got := row()[3]
+				most := time.Since(before)
+				// Rounded up to seconds.
+				if lo, hi := int64(1000-most.Seconds()), int64(1001-least.Seconds()); least < stopped || got < lo || got > hi {
+					t.Errorf("retry_after is %d, %v after the charge, want %d to %d", got, least, lo, hi)
+				}
+				server.signal(syscall.SIGTERM)
+			})
+		}
+	})
+	if status := server.wait(); status != exitOK {
+		t.Errorf("exit status %d, want %d\n%s", status, exitOK, server.text)
+	}
+	sum := l.hold(startServer(t, dir).addr, tally{}, time.Now(), true)
+	for key, n := range sum.keys {
+		if want := int64(len(l.keys[key].acks)); n != want {
 			t.Errorf("key:%d was charged %d, but %d answers came", key, n, want)
 		}
 	}
@@ -218,21 +277,38 @@ func TestAddressInUse(t *testing.T) {
 	}
 }
 
-// TestStoreInUse: the store of one process is not another's.
+// TestStoreInUse: the store of one process is not another's, by whatever name,
+// and one that tries does no harm.
 func TestStoreInUse(t *testing.T) {
 	dir := t.TempDir()
-	startServer(t, dir)
-	for _, args := range [][]string{
-		{"throttle", "--dir", dir, "user:42", "15", "30", "60"},
-		{"ls", "--dir", dir},
-		{"serve", "--dir", dir, "--addr", "127.0.0.1:0"},
-	} {
-		var stderr bytes.Buffer
-		if status := run(args, io.Discard, &stderr); status != exitError {
-			t.Errorf("%q: exit status %d, want %d", args, status, exitError)
-		}
-		if want := dir + " is in use by another process: "; !strings.Contains(stderr.String(), want) {
-			t.Errorf("%q: standard error is %q, want %q in it", args, stderr.String(), want)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, startServer(t, dir).addr)
+	left := int64(100)
+	for _, name := range []string{dir, link} {
+		for _, args := range [][]string{
+			{"throttle", "--dir", name, "user:42", "99", "1", "3600"},
+			{"ls", "--dir", name},
+			{"check", "--dir", name},
+			{"compact", "--dir", name},
+			{"serve", "--dir", name, "--addr", "127.0.0.1:0"},
+		} {
+			out, err := gabionCommand(t, args...).CombinedOutput()
+			if status := exitStatus(err); status != exitError {
+				t.Errorf("%q: exit status %d, want %d", args, status, exitError)
+			}
+			if want := "gabion: " + name + " is in use by another process: "; !strings.HasPrefix(string(out), want) || strings.Count(string(out), "\n") != 1 {
+				t.Errorf("%q: it says %q, want one line that begins with %q", args, out, want)
+			}
+			if _, err := c.Write(appendCommand(nil, "CL.THROTTLE", "user:42", "99", "1", "3600")); err != nil {
+				t.Fatal(err)
+			}
+			left--
+			if row, err := c.readRow(); err != nil || row[0] != 0 || row[2] != left {
+				t.Errorf("after %q: the first is answered with %v, %v, want %d left", args, row, err, left)
+			}
 		}
 	}
 }
