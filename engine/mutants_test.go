@@ -3,14 +3,13 @@
 package engine_test
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
+
+	"github.com/gabiondb/gabion/engine/mutate"
 )
 
 // mutant is a bug that is put in on purpose, to see that a test catches it.
@@ -185,30 +184,11 @@ func TestMutants(t *testing.T) {
 
 // build returns a program of the tests with m in them.
 func (m *mutant) build(t *testing.T, root string) string {
-	file := filepath.Join(root, m.file)
-	source, err := os.ReadFile(file)
-	if err != nil {
+	t.Helper()
+	tests := filepath.Join(t.TempDir(), "tests")
+	edit := mutate.Edit{File: m.file, Old: m.old, New: m.new}
+	if err := mutate.Build(t.Context(), root, tests, []mutate.Edit{edit}, "test", "-c", "-vet=off", "./"+m.in); err != nil {
 		t.Fatal(err)
-	}
-	if n := strings.Count(string(source), m.old); n != 1 {
-		t.Fatalf("%s has this %d times, want once:\n%s", m.file, n, m.old)
-	}
-	dir := t.TempDir()
-	mutated, overlay, tests := filepath.Join(dir, "mutated.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "tests")
-	if err := os.WriteFile(mutated, []byte(strings.Replace(string(source), m.old, m.new, 1)), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{file: mutated}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(overlay, replace, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", tests, "./"+m.in)
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("the mutant does not build: %v\n%s", err, out)
 	}
 	return tests
 }

@@ -53,6 +53,7 @@ var layers = map[string]layer{
 	"engine/limit/limittest": { // for tests: no layer uses it
 		uses: []string{"engine/limit"},
 	},
+	"engine/mutate": {}, // for tests, too
 	"engine/limit": {
 		not: []string{"io", "math/rand", "math/rand/v2", "net", "os", "sync", "sync/atomic", "unsafe"},
 	},
