@@ -435,7 +435,7 @@ func (li *life) check() (operations int) {
 func TestPowerCut(t *testing.T) {
 	n := 100
 	if testing.Short() {
-		n = 6
+		n = 3
 	}
 	cuts, again, operations := 0, 0, 0
 	n = lives(t, n, func(seed uint64) {
@@ -586,10 +586,9 @@ func (d *diary) write(t *testing.T, l *engine.Limiter, tr *trace, cutter *cutter
 // other. What is left is what its first operations have led to, up to one of
 // them, and that one is none before the last that the durability promises.
 func TestPowerCutPrefix(t *testing.T) {
-	const cuts = 20
-	n := 4
+	n, cuts := 4, 20
 	if testing.Short() {
-		n = 1
+		n, cuts = 1, 8
 	}
 	for _, durability := range durabilities {
 		t.Run(durability.String(), func(t *testing.T) {
