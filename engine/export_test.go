@@ -11,6 +11,9 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
+// UseSmallMemtables has stores begin new logs and tables all the time.
+func (o *Options) UseSmallMemtables() { o.memTableSize = 64 << 10 }
+
 // OnLook has the purge call fn between each look and the turn that follows.
 func (l *Limiter) OnLook(fn func()) {
 	_ = l.purger.mu.lock(context.Background())

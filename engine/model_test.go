@@ -17,9 +17,7 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// model is what a limiter must be like: a map, the pure decision on GCRA
-// states, quotas that keep every request, and lists that keep every stamp. It
-// keeps what has expired, which must make no difference.
+// model is what a limiter must be like: a map of what its keys hold.
 type model struct {
 	now  int64
 	mark int64 // the now of the newest change
@@ -27,220 +25,41 @@ type model struct {
 	seen map[string]int // what has come up, and how often
 }
 
-// modelKey is what one key holds.
-type modelKey struct {
-	kind     limit.Kind
-	deadline int64
-
-	gcra limit.GCRAState
-
-	quota    limit.Quota
-	accepted []modelRequest
-
-	stamps []int64
-}
-
-type modelRequest struct {
-	id   string
-	cost int64
-}
-
-// live returns what key holds: something of no kind if it is absent.
-func (m *model) live(key string) *modelKey {
-	if k := m.keys[key]; k != nil && k.deadline > m.now {
-		return k
-	}
-	return &modelKey{}
-}
-
-// put has key hold k from now on.
-func (m *model) put(key string, k *modelKey) {
-	if old := m.keys[key]; old != nil && old.deadline <= m.now && old.runs() > limit.MaxRuns {
-		m.seen["long list replaced"]++
-	}
-	m.keys[key], m.mark = k, m.now
-}
-
-// runs returns how many different stamps k has.
-func (k *modelKey) runs() int {
-	n := 0
-	for i, stamp := range k.stamps {
-		if i == 0 || stamp != k.stamps[i-1] {
-			n++
-		}
-	}
-	return n
-}
-
 // do carries out op and returns what a limiter must answer.
 func (m *model) do(op engine.Op) (want engine.Result) {
 	key := string(op.Key)
-	switch op.Verb {
-	case engine.OpThrottle, engine.OpProbe:
-		want.Decision, want.Err = m.throttle(key, op)
-	case engine.OpTakeQuota, engine.OpProbeQuota:
-		want.Grant, want.Err = m.takeQuota(key, op)
-	case engine.OpQuota:
-		switch k := m.live(key); k.kind {
-		case limit.KindNone:
-		case limit.KindQuota:
-			want.Quota = engine.QuotaUsage{Quota: k.quota, Used: k.used(), ResetAfter: time.Duration(k.deadline - m.now)}
-		default:
-			want.Err = engine.ErrWrongKind
-		}
-	case engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait:
-		want = m.roll(key, op)
-	case engine.OpStat:
-		want.Stat = m.stat(key)
-	case engine.OpReset:
-		if want.Stat = m.stat(key); want.Stat.Exists() {
-			m.mark = m.now
-			delete(m.keys, key)
-		}
+	before := m.keys[key]
+	next, want := before.do(m.now, op)
+	m.note(op, want, before, next)
+	if next != before {
+		m.keys[key], m.mark = next, m.now
 	}
 	return want
 }
 
-func (m *model) throttle(key string, op engine.Op) (limit.Decision, error) {
-	k := m.live(key)
-	next, d, err := k.gcra.Take(m.now, op.Rate, op.N)
+// note counts what comes up.
+func (m *model) note(op engine.Op, want engine.Result, before, next *modelKey) {
+	if before.long() && !before.stat(m.now).Exists() && next != before {
+		m.seen["long list replaced"]++
+	}
 	switch {
-	case errors.Is(err, limit.ErrInvalid):
-		return d, err
-	case k.kind != limit.KindNone && k.kind != limit.KindGCRA:
-		return limit.Decision{}, engine.ErrWrongKind
-	case err != nil:
-		return d, err
-	}
-	if op.Verb == engine.OpThrottle && d.Allowed && op.N > 0 {
-		m.put(key, &modelKey{kind: limit.KindGCRA, deadline: next.Deadline, gcra: next})
-	}
-	return d, nil
-}
-
-func (k *modelKey) used() (n int64) {
-	for _, r := range k.accepted {
-		n += r.cost
-	}
-	return n
-}
-
-func (m *model) takeQuota(key string, op engine.Op) (limit.Grant, error) {
-	valid := op.ID != "" && len(op.ID) <= 64 && !strings.Contains(op.ID, " ")
-	q := op.Quota
-	if !valid || q.Limit < 1 || q.Limit > 10_000 || q.Window < 1 || q.Window > 24*time.Hour || op.N < 1 || op.N > q.Limit {
-		return limit.Grant{}, limit.ErrInvalid
-	}
-	k := m.live(key)
-	switch {
-	case k.kind == limit.KindNone:
-		k = &modelKey{kind: limit.KindQuota, deadline: m.now + int64(q.Window), quota: q}
-	case k.kind != limit.KindQuota:
-		return limit.Grant{}, engine.ErrWrongKind
-	case k.quota != q:
-		return limit.Grant{}, limit.ErrPolicyChanged
-	}
-	g := limit.Grant{Limit: q.Limit, ResetAfter: time.Duration(k.deadline - m.now)}
-	for _, r := range k.accepted {
-		g.Used += r.cost
-		if r.id != op.ID {
-			continue
-		}
-		if r.cost != op.N {
-			return limit.Grant{}, limit.ErrConflict
-		}
-		g.Accepted, g.Replay = true, true
+	case want.Err != nil:
+	case op.Verb == engine.OpTakeQuota && want.Grant.Replay:
 		m.seen["replay"]++
-		return g, nil
-	}
-	if g.Used+op.N > q.Limit {
-		m.seen["quota denied"]++
-		return g, nil
-	}
-	g.Accepted = true
-	g.Used += op.N
-	if op.Verb == engine.OpTakeQuota {
-		k.accepted = append(k.accepted, modelRequest{op.ID, op.N})
-		m.put(key, k)
+	case op.Verb == engine.OpTakeQuota && want.Grant.Accepted:
 		m.seen["accepted"]++
-	}
-	return g, nil
-}
-
-func (m *model) roll(key string, op engine.Op) (want engine.Result) {
-	w, n := op.Rolling, int64(0)
-	switch op.Verb {
-	case engine.OpAllow:
-		n = 1
-	case engine.OpIncrement:
-		n = op.N
-	}
-	k := m.live(key)
-	switch {
-	case w.Limit > limit.MaxLimit || w.Window < 1 || w.Window > 24*time.Hour || n < 0 || n > limit.MaxLimit:
-		return engine.Result{Err: limit.ErrInvalid}
-	case k.kind != limit.KindNone && k.kind != limit.KindRolling:
-		return engine.Result{Err: engine.ErrWrongKind}
-	}
-	places := max(w.Limit, 0)
-	if w.Pause && places > 0 {
-		places++
-	}
-	var live []int64
-	for _, stamp := range k.stamps {
-		if m.now-stamp < int64(w.Window) {
-			live = append(live, stamp)
-		}
-	}
-	before, deadline := int64(len(live)), k.deadline
-	recorded := min(n, places-before)
-	if recorded > 0 {
-		for range recorded {
-			live = append(live, m.now)
-		}
-		deadline = m.now + int64(w.Window)
-		next := &modelKey{kind: limit.KindRolling, deadline: deadline, stamps: live}
-		m.put(key, next)
-		if next.runs() > limit.MaxRuns {
+	case op.Verb == engine.OpTakeQuota:
+		m.seen["quota denied"]++
+	case op.Verb == engine.OpAllow || op.Verb == engine.OpIncrement && op.N > 0:
+		if next == before {
+			m.seen["list denied"]++
+		} else if next.long() {
 			m.seen["long list"]++
 		}
-	} else if n > 0 {
-		m.seen["list denied"]++
 	}
-	switch op.Verb {
-	case engine.OpAllow:
-		want.Admission = limit.Admission{Allowed: before < w.Limit, Count: int64(len(live)), Limit: w.Limit}
-		want.Admission.Wait = waitFor(live, deadline, m.now, w)
-	case engine.OpIncrement:
-		want.Total = min(before+n, places+1)
-	case engine.OpPeek:
-		want.Admission.Count = before
-	case engine.OpWait:
-		want.Admission.Wait = waitFor(live, deadline, m.now, w)
-	}
-	return want
 }
 
-// waitFor returns how long it is until a list has room, of whose events live
-// are left under w.
-func waitFor(live []int64, deadline, now int64, w limit.Rolling) time.Duration {
-	n := int64(len(live)) - w.Limit
-	switch {
-	case w.Limit <= 0:
-		return limit.Never
-	case n < 0:
-		return 0
-	}
-	return time.Duration(min(live[n]+int64(w.Window), deadline) - now)
-}
-
-func (m *model) stat(key string) engine.Stat {
-	k := m.live(key)
-	if k.kind == limit.KindNone {
-		return engine.Stat{}
-	}
-	return engine.Stat{Kind: k.kind, Deadline: time.Unix(0, k.deadline), TTL: time.Duration(k.deadline - m.now)}
-}
+func (m *model) stat(key string) engine.Stat { return m.keys[key].stat(m.now) }
 
 // all returns all keys that have not expired.
 func (m *model) all() map[string]engine.Stat {

@@ -1,7 +1,6 @@
 package engine_test
 
 import (
-	"flag"
 	"runtime"
 	"testing"
 	"time"
@@ -12,9 +11,6 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// long asks for the long forms of some tests.
-var long = flag.Bool("long", false, "run the long forms of tests, as make crash does")
-
 // TestOneShotKeysLeave makes a million keys, or ten, that are used once and
 // live for seconds to minutes. When the last has been over for the longest wait
 // hardly anything of them may be left, in the store or in memory, though nobody
@@ -22,7 +18,7 @@ var long = flag.Bool("long", false, "run the long forms of tests, as make crash 
 func TestOneShotKeysLeave(t *testing.T) {
 	keys := 1_000_000
 	switch {
-	case *long:
+	case *crashFor > 0:
 		keys *= 10
 	case testing.Short():
 		keys /= 10

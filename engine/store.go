@@ -110,6 +110,7 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 	disk := newDisk(fsys, &s.failure)
 	options := pebbleOptions(format, disk, cache, locked, log, written)
 	options.ReadOnly = readOnly
+	options.MemTableSize = cmp.Or(opts.memTableSize, options.MemTableSize)
 	if s.db, err = pebble.Open(dir, options); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)

@@ -1,0 +1,208 @@
+package engine_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gabiondb/gabion/engine"
+	"github.com/gabiondb/gabion/engine/limit"
+)
+
+// modelKey is what a limiter must know of a key: the pure decision on a GCRA
+// state, a quota that keeps every request, or a list that keeps every stamp.
+// Nil is a key that was never used. It keeps what has expired, which must make
+// no difference. It is never changed: what is done to it makes another.
+type modelKey struct {
+	kind     limit.Kind
+	deadline int64
+
+	gcra limit.GCRAState
+
+	quota    limit.Quota
+	accepted []modelRequest
+
+	stamps []int64
+}
+
+type modelRequest struct {
+	id   string
+	cost int64
+}
+
+// do returns what op makes of k at now, which is k itself if it changes
+// nothing, and what a limiter must answer.
+func (k *modelKey) do(now int64, op engine.Op) (next *modelKey, want engine.Result) {
+	held := k
+	if held == nil || held.deadline <= now {
+		held = &modelKey{}
+	}
+	next = k
+	change := func(to *modelKey) { next = to }
+	switch op.Verb {
+	case engine.OpThrottle, engine.OpProbe:
+		want.Decision, want.Err = held.throttle(now, op, change)
+	case engine.OpTakeQuota, engine.OpProbeQuota:
+		want.Grant, want.Err = held.takeQuota(now, op, change)
+	case engine.OpQuota:
+		switch held.kind {
+		case limit.KindNone:
+		case limit.KindQuota:
+			want.Quota = engine.QuotaUsage{Quota: held.quota, Used: held.used(), ResetAfter: time.Duration(held.deadline - now)}
+		default:
+			want.Err = engine.ErrWrongKind
+		}
+	case engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait:
+		want = held.roll(now, op, change)
+	case engine.OpStat:
+		want.Stat = held.stat(now)
+	case engine.OpReset:
+		if want.Stat = held.stat(now); want.Stat.Exists() {
+			change(nil)
+		}
+	}
+	return next, want
+}
+
+func (k *modelKey) throttle(now int64, op engine.Op, change func(*modelKey)) (limit.Decision, error) {
+	next, d, err := k.gcra.Take(now, op.Rate, op.N)
+	switch {
+	case errors.Is(err, limit.ErrInvalid):
+		return d, err
+	case k.kind != limit.KindNone && k.kind != limit.KindGCRA:
+		return limit.Decision{}, engine.ErrWrongKind
+	case err != nil:
+		return d, err
+	}
+	if op.Verb == engine.OpThrottle && d.Allowed && op.N > 0 {
+		change(&modelKey{kind: limit.KindGCRA, deadline: next.Deadline, gcra: next})
+	}
+	return d, nil
+}
+
+func (k *modelKey) used() (n int64) {
+	for _, r := range k.accepted {
+		n += r.cost
+	}
+	return n
+}
+
+func (k *modelKey) takeQuota(now int64, op engine.Op, change func(*modelKey)) (limit.Grant, error) {
+	valid := op.ID != "" && len(op.ID) <= 64 && !strings.Contains(op.ID, " ")
+	q := op.Quota
+	if !valid || q.Limit < 1 || q.Limit > 10_000 || q.Window < 1 || q.Window > 24*time.Hour || op.N < 1 || op.N > q.Limit {
+		return limit.Grant{}, limit.ErrInvalid
+	}
+	switch {
+	case k.kind == limit.KindNone:
+		k = &modelKey{kind: limit.KindQuota, deadline: now + int64(q.Window), quota: q}
+	case k.kind != limit.KindQuota:
+		return limit.Grant{}, engine.ErrWrongKind
+	case k.quota != q:
+		return limit.Grant{}, limit.ErrPolicyChanged
+	}
+	g := limit.Grant{Limit: q.Limit, ResetAfter: time.Duration(k.deadline - now)}
+	for _, r := range k.accepted {
+		g.Used += r.cost
+		if r.id != op.ID {
+			continue
+		}
+		if r.cost != op.N {
+			return limit.Grant{}, limit.ErrConflict
+		}
+		g.Accepted, g.Replay = true, true
+		return g, nil
+	}
+	if g.Used+op.N > q.Limit {
+		return g, nil
+	}
+	g.Accepted = true
+	g.Used += op.N
+	if op.Verb == engine.OpTakeQuota {
+		next := *k
+		next.accepted = append(slices.Clip(k.accepted), modelRequest{op.ID, op.N})
+		change(&next)
+	}
+	return g, nil
+}
+
+func (k *modelKey) roll(now int64, op engine.Op, change func(*modelKey)) (want engine.Result) {
+	w, n := op.Rolling, int64(0)
+	switch op.Verb {
+	case engine.OpAllow:
+		n = 1
+	case engine.OpIncrement:
+		n = op.N
+	}
+	switch {
+	case w.Limit > limit.MaxLimit || w.Window < 1 || w.Window > 24*time.Hour || n < 0 || n > limit.MaxLimit:
+		return engine.Result{Err: limit.ErrInvalid}
+	case k.kind != limit.KindNone && k.kind != limit.KindRolling:
+		return engine.Result{Err: engine.ErrWrongKind}
+	}
+	places := max(w.Limit, 0)
+	if w.Pause && places > 0 {
+		places++
+	}
+	var live []int64
+	for _, stamp := range k.stamps {
+		if now-stamp < int64(w.Window) {
+			live = append(live, stamp)
+		}
+	}
+	before, deadline := int64(len(live)), k.deadline
+	if recorded := min(n, places-before); recorded > 0 {
+		for range recorded {
+			live = append(live, now)
+		}
+		deadline = now + int64(w.Window)
+		change(&modelKey{kind: limit.KindRolling, deadline: deadline, stamps: live})
+	}
+	switch op.Verb {
+	case engine.OpAllow:
+		want.Admission = limit.Admission{Allowed: before < w.Limit, Count: int64(len(live)), Limit: w.Limit}
+		want.Admission.Wait = waitFor(live, deadline, now, w)
+	case engine.OpIncrement:
+		want.Total = min(before+n, places+1)
+	case engine.OpPeek:
+		want.Admission.Count = before
+	case engine.OpWait:
+		want.Admission.Wait = waitFor(live, deadline, now, w)
+	}
+	return want
+}
+
+// waitFor returns how long it is until a list has room, of whose events live
+// are left under w.
+func waitFor(live []int64, deadline, now int64, w limit.Rolling) time.Duration {
+	n := int64(len(live)) - w.Limit
+	switch {
+	case w.Limit <= 0:
+		return limit.Never
+	case n < 0:
+		return 0
+	}
+	return time.Duration(min(live[n]+int64(w.Window), deadline) - now)
+}
+
+func (k *modelKey) stat(now int64) engine.Stat {
+	if k == nil || k.deadline <= now {
+		return engine.Stat{}
+	}
+	return engine.Stat{Kind: k.kind, Deadline: time.Unix(0, k.deadline), TTL: time.Duration(k.deadline - now)}
+}
+
+// long tells whether k is a list of more stamps than fit in one record.
+func (k *modelKey) long() bool {
+	return k != nil && len(slices.Compact(slices.Clone(k.stamps))) > limit.MaxRuns
+}
+
+// equal tells whether k and o hold the same.
+func (k *modelKey) equal(o *modelKey) bool {
+	if k == o || k == nil || o == nil {
+		return k == o
+	}
+	return k.kind == o.kind && k.deadline == o.deadline && k.gcra == o.gcra && k.quota == o.quota &&
+		slices.Equal(k.accepted, o.accepted) && slices.Equal(k.stamps, o.stamps)
+}
