@@ -125,7 +125,7 @@ func newKiller(t *testing.T, row *killRow) *killer {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	t.Logf("-crash.seed %d", seed)
+	t.Logf("rerun with -crash.seed %d", seed)
 	return &killer{t: t, row: row, rng: rand.New(rand.NewPCG(seed, 0)), dir: keptDir(t)}
 }
 
