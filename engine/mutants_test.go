@@ -222,6 +222,34 @@ var mutants = []mutant{
 		new:   "if results[i].Err == nil {",
 		tests: "^TestWriteFault$",
 	},
+	{
+		name:  "a checkpoint without what is only staged",
+		file:  "engine/checkpoint.go",
+		old:   "if err := l.Sync(); err != nil {",
+		new:   "if err := l.failure.get(); err != nil {",
+		tests: "^TestCheckpointPrefix$",
+	},
+	{
+		name:  "a log is read while it grows",
+		file:  "engine/disk.go",
+		old:   "return &prefixFile{f, w.written.Load()}, nil",
+		new:   "return f, nil",
+		tests: "^TestCheckpointOfGrowingLog$",
+	},
+	{
+		name:  "a checkpoint in its place from the start",
+		file:  "engine/checkpoint.go",
+		old:   "temp := dir + partial",
+		new:   "temp := dir + partial\n\tif outside != \"\" {\n\t\treturn fill(dir)\n\t}",
+		tests: "^TestPowerCutWhileCheckpointing$",
+	},
+	{
+		name:  "a checkpoint that fails is a store that fails",
+		file:  "engine/disk.go",
+		old:   "if a != nil && (name == a.dir",
+		new:   "if a != nil && false && (name == a.dir",
+		tests: "^TestCheckpointFault$",
+	},
 }
 
 // TestMutants builds the tests with each mutant in turn, and wants one of those
