@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -27,6 +28,7 @@ var defaultFS = vfs.Default
 type store struct {
 	db      *pebble.DB
 	failure failure
+	trouble troubles
 	opened  []io.Closer // what close closes, the last first
 }
 
@@ -65,7 +67,7 @@ func (s *store) open(dir string, keys *codec.Keyspace, opts *Options, written fu
 // returns the directory by its one name. One that is read only has to be there,
 // and is not changed. When attach fails nothing is left open.
 func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]pebble.TableInfo)) (_ string, err error) {
-	log := &logger{log: opts.Logger, failure: &s.failure}
+	log := &logger{log: opts.Logger, failure: &s.failure, trouble: &s.trouble}
 	fsys := opts.FS
 	if fsys == defaultFS {
 		// Within a process the lock goes by the name of the directory.
@@ -291,6 +293,29 @@ func (s *store) flush() error {
 	return nil
 }
 
+// compact has Pebble rewrite its tables from lower to upper. Pebble goes on
+// trying with a table that it can't read, and does not get to an end with one
+// that is on no disk, so whatever fails in the background ends it.
+func (s *store) compact(ctx context.Context, lower, upper []byte) error {
+	compacting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	trouble := s.trouble.next()
+	go func() {
+		select {
+		case <-s.failure.failed:
+			cancel(s.failure.get())
+		case <-trouble.met:
+			cancel(trouble.err)
+		case <-compacting.Done():
+		}
+	}()
+	err := s.db.Compact(compacting, lower, upper, true)
+	if err != nil && ctx.Err() == nil && compacting.Err() != nil {
+		err = context.Cause(compacting)
+	}
+	return cmp.Or(s.failure.get(), err)
+}
+
 // isEmpty tells whether db holds no key at all under the prefix of keys.
 func isEmpty(db *pebble.DB, keys *codec.Keyspace) (bool, error) {
 	lower, upper := keys.Bounds()
@@ -334,7 +359,10 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 		FlushDelayDeleteRange: 5 * time.Second,
 
 		EventListener: &pebble.EventListener{
-			BackgroundError: func(err error) { log.Errorf("background work of the store: %v", err) },
+			BackgroundError: func(err error) {
+				log.Errorf("background work of the store: %v", err)
+				log.trouble.meet(err)
+			},
 			// Pebble's own would end the process.
 			DataCorruption: func(info pebble.DataCorruptionInfo) { log.Errorf("damaged data: %s", info) },
 		},
@@ -357,6 +385,7 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 type logger struct {
 	log     *slog.Logger
 	failure *failure
+	trouble *troubles
 }
 
 func (l *logger) Infof(format string, args ...any) {
