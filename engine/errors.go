@@ -29,6 +29,11 @@ var (
 	// the disk and open it again.
 	ErrStorage = errors.New("engine: storage failed")
 
+	// ErrDamaged is returned by Open for a store some of whose files are missing
+	// or not what was written. Check tells more, and a backup brings back what is
+	// lost.
+	ErrDamaged = errors.New("engine: store is damaged")
+
 	// ErrInUse is returned by Open and Check for a store that another process,
 	// or another Limiter of this one, has open.
 	ErrInUse = errors.New("engine: store is in use")

@@ -400,15 +400,33 @@ func (li *faultLife) looks() (ops []engine.Op) {
 // recover finds out which of the states that the store may be in it is in.
 func (li *faultLife) recover(l *engine.Limiter) {
 	li.t.Helper()
+	found, wrong := li.find(l, append(li.maybe, li.clone()))
+	if found < 0 {
+		li.errorf("the store is in none of %d possible states: %s", len(li.maybe)+1, wrong)
+		return
+	}
+	if found < len(li.maybe) {
+		li.model = li.maybe[found]
+		li.model.now, li.seen = li.clock.Now().UnixNano(), map[string]int{}
+	}
+	li.maybe = nil
+}
+
+// find returns which of these states the store is in; -1 and what is wrong with
+// the last if it is in none.
+func (li *faultLife) find(l *engine.Limiter, states []model) (found int, wrong string) {
+	li.t.Helper()
 	ops := li.looks()
 	results := l.Do(ops, nil)
-	all := scan(li.t, l, 1<<20)
-	var wrong string
-	for _, m := range append(li.maybe, li.clone()) {
+	all := map[string]engine.Stat{}
+	if _, err := l.Scan(0, 1<<20, func(key []byte, s engine.Stat) { all[string(key)] = s }); err != nil {
+		return -1, fmt.Sprintf("Scan: %v", err)
+	}
+	for i, m := range states {
 		m.now, m.seen, wrong = li.now, map[string]int{}, ""
-		for i, op := range ops {
-			if want := m.do(op); !sameAnswer(results[i], want) || !sameError(results[i].Err, want.Err) {
-				wrong = fmt.Sprintf("%+v = %+v, want %+v", op, results[i], want)
+		for j, op := range ops {
+			if want := m.do(op); !sameAnswer(results[j], want) || !sameError(results[j].Err, want.Err) {
+				wrong = fmt.Sprintf("%+v = %+v, want %+v", op, results[j], want)
 				break
 			}
 		}
@@ -416,11 +434,10 @@ func (li *faultLife) recover(l *engine.Limiter) {
 			wrong = fmt.Sprintf("Scan = %v, want %v", all, want)
 		}
 		if wrong == "" {
-			li.model, li.maybe = m, nil
-			return
+			return i, ""
 		}
 	}
-	li.errorf("the store is in none of %d possible states: %s", len(li.maybe)+1, wrong)
+	return -1, wrong
 }
 
 // on calls a function that changes nothing that anybody could tell.

@@ -18,6 +18,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/wal"
 
 	"github.com/gabiondb/gabion/codec"
 )
@@ -115,10 +116,34 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 	if s.db, err = pebble.Open(dir, options); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
+		if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, pebble.ErrDBNotPristine) {
+			return "", fmt.Errorf("%w: %s: %w%s", ErrDamaged, dir, err, damagedLog(dir, fsys))
+		}
 		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
 	s.opened = append(s.opened, s.db)
 	return dir, nil
+}
+
+// damagedLog says which is the first log in dir that can't be read to its end,
+// since Pebble's errors don't.
+func damagedLog(dir string, fsys vfs.FS) string {
+	logs, _ := wal.Scan(wal.Dir{FS: fsys, Dirname: dir}) // sorted
+	for _, log := range logs {
+		r := log.OpenForRead()
+		var record io.Reader
+		var err error
+		for err == nil {
+			if record, _, err = r.NextRecord(); err == nil {
+				_, err = io.Copy(io.Discard, record)
+			}
+		}
+		_ = r.Close()
+		if _, name := log.SegmentLocation(0); !errors.Is(err, io.EOF) {
+			return fmt.Sprintf(" (the log %s)", name)
+		}
+	}
+	return ""
 }
 
 // makeDir makes dir and the directories above it that are missing, so that a
