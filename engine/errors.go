@@ -29,15 +29,19 @@ var (
 	// the disk and open it again.
 	ErrStorage = errors.New("engine: storage failed")
 
-	// ErrInUse is returned by Open and Check for a store that another process,
-	// or another Limiter of this one, has open.
+	// ErrInUse is returned by Open, Check and Restore for a store that another
+	// process, or another Limiter of this one, has open.
 	ErrInUse = errors.New("engine: store is in use")
 
-	// ErrForeign is returned by Open and Check for a store that gabion did not
-	// write.
+	// ErrForeign is returned by Open, Check and Restore for a store that gabion
+	// did not write.
 	ErrForeign = errors.New("engine: not a gabion store")
 
-	// ErrNewerFormat is returned by Open and Check for a store written in a
-	// format that this version does not know.
+	// ErrNewerFormat is returned by Open, Check and Restore for a store written
+	// in a format that this version does not know.
 	ErrNewerFormat = errors.New("engine: store has a newer format")
+
+	// ErrDamaged is returned by Restore for a backup in which Check finds
+	// damage.
+	ErrDamaged = errors.New("engine: store is damaged")
 )
