@@ -59,10 +59,10 @@ func (l *Limiter) Checkpoint(ctx context.Context, dir string) error {
 		}
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("engine: make a checkpoint: %w", err)
+	if err != nil && !errors.Is(err, ErrStorage) {
+		err = fmt.Errorf("engine: make a checkpoint: %w", err)
 	}
-	return nil
+	return err
 }
 
 // copyTo has Pebble make a checkpoint in dir.
