@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -81,7 +82,7 @@ func (s *store) copyTo(ctx context.Context, dir string) error {
 // part of a store: the copy is made under another name, as by Checkpoint.
 //
 // A backup that is damaged is refused, with ErrDamaged and a report of what is
-// wrong with it.
+// wrong with it, unless none of that needs a remedy.
 //
 // Of opts it takes what Check takes. progress, unless it is nil, is called with
 // how much is done, and of how much, which stays the same.
@@ -137,12 +138,17 @@ func restore(backup, dir string, opts *Options, progress func(done, of int)) (r 
 		if r, err = Check(temp, opts, func(slices int) { progress(half+slices, all) }); err != nil {
 			return err
 		}
-		if r.Damaged > 0 {
+		if !r.harmless() {
 			return ErrDamaged
 		}
 		return nil
 	})
 	return r, err
+}
+
+// harmless tells whether no answer depends on what is wrong.
+func (r *Report) harmless() bool {
+	return r.Damaged == int64(len(r.Damage)) && !slices.ContainsFunc(r.Damage, func(d Damage) bool { return d.Remedy != RemedyNone })
 }
 
 // copyFiles makes the directory to and copies the files of the store in from to
@@ -214,7 +220,7 @@ func makeStore(fsys vfs.FS, dir, outside string, fill func(temp string) error) (
 	temp := dir + partial
 	if _, err := fsys.Stat(temp); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = fmt.Errorf("%s: %w: somebody is making it, or was cut off: then remove it", temp, fs.ErrExist)
+			err = fmt.Errorf("%s: %w: it is being made, or was cut off and is to be removed", temp, fs.ErrExist)
 		}
 		return err
 	}

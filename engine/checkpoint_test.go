@@ -20,6 +20,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
+	"github.com/gabiondb/gabion/codec"
 	"github.com/gabiondb/gabion/engine"
 )
 
@@ -439,7 +440,7 @@ func TestCheckpointRefused(t *testing.T) {
 				{in("store"), "not empty"},
 				{in("store/backup"), "lies in"},
 				{in("store/a/backup"), "lies in"},
-				{in("cut"), "cut.partial: file already exists: somebody is making it, or was cut off: then remove it"},
+				{in("cut"), "cut.partial: file already exists: it is being made, or was cut off and is to be removed"},
 				{in("new.partial"), ".partial"},
 				{in("file/backup"), ""},
 			} {
@@ -760,6 +761,20 @@ func TestRestoreRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRestoreTakesHarmlessDamage restores a backup of which no answer depends on
+// what is wrong.
+func TestRestoreTakesHarmlessDamage(t *testing.T) {
+	fs := vfs.NewMem()
+	newCheckable(t, fs)
+	edit(t, fs, "store", func(db *pebble.DB) error {
+		return db.Set(codec.Keyspace{}.AppendSidecarKey(nil, 3), []byte("junk"), pebble.Sync)
+	})
+	if r, err := restoreInto(fs, "new"); err != nil || r.Damaged != 1 {
+		t.Errorf("Restore = %+v, %v, want one damage", r, err)
+	}
+	open(t, "new", engine.Options{FS: fs, Now: atCheckTime})
 }
 
 // TestPowerCutWhileRestoring cuts the power at each change of the disk that
