@@ -716,13 +716,13 @@ func TestRestoreRefused(t *testing.T) {
 			return nil
 		}, "new", engine.ErrDamaged},
 		"a missing manifest": {func(fs *vfs.MemFS) error {
-			names, _ := fs.List("store")
+			names, err := fs.List("store")
 			for _, name := range names {
 				if strings.HasPrefix(name, "MANIFEST-") {
-					return fs.Remove("store/" + name)
+					err = errors.Join(err, fs.Remove("store/"+name))
 				}
 			}
-			return nil
+			return err
 		}, "new", fs.ErrNotExist},
 		"something else": {func(fs *vfs.MemFS) error {
 			return errors.Join(fs.RemoveAll("store"), fs.MkdirAll("store/photos", 0o755))
@@ -774,7 +774,16 @@ func TestRestoreTakesHarmlessDamage(t *testing.T) {
 	if r, err := restoreInto(fs, "new"); err != nil || r.Damaged != 1 {
 		t.Errorf("Restore = %+v, %v, want one damage", r, err)
 	}
-	open(t, "new", engine.Options{FS: fs, Now: atCheckTime})
+	l, err := engine.Open("new", &engine.Options{FS: fs, Now: atCheckTime})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := l.Len(); n != 53 || err != nil {
+		t.Errorf("Len = %d, %v, want 53", n, err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestPowerCutWhileRestoring cuts the power at each change of the disk that

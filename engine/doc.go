@@ -39,6 +39,9 @@
 // holds. The process goes on; open the store again once the disk
 // is mended. Check tells whether a store that nobody has open is whole.
 //
+// Checkpoint copies a store while it is open, and Restore makes a store from such
+// a copy.
+//
 // # Time
 //
 // The engine's clock is the wall clock's reading when the store was opened,
