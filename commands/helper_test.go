@@ -48,15 +48,18 @@ func serve(t testing.TB, cfg commands.Config) *fixture {
 	return serveStore(t, cfg, engine.Options{})
 }
 
-// serveStore is serve with a store that has options, but for its clock and where
-// it is.
+// serveStore is serve with a store that has options, but for its clock. It is in
+// memory unless opts has a file system.
 func serveStore(t testing.TB, cfg commands.Config, opts engine.Options) *fixture {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	files := openFiles()
 	f := &fixture{t: t, served: make(chan error, 1)}
 	f.set(0)
-	opts.FS, opts.Now = vfs.NewMem(), f.now
+	opts.Now = f.now
+	if opts.FS == nil {
+		opts.FS = vfs.NewMem()
+	}
 	var err error
 	if f.limiter, err = engine.Open("store", &opts); err != nil {
 		t.Fatal(err)

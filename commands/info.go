@@ -29,6 +29,7 @@ func serverCommands() []*command {
 			summary: "Tells the time on the clock that keys expire by",
 			group:   "server", complexity: "O(1)",
 		},
+		backupCommand(),
 		{
 			name: "config", arity: -2,
 			summary: "A container for commands about the configuration",
@@ -56,6 +57,7 @@ func runTime(s *session, _ [][]byte) error {
 func (s *Server) parameters() [][2]string {
 	return [][2]string{
 		{"appendonly", "yes"}, // what was answered is in a log on disk, or soon
+		{"backup-dir", s.cfg.BackupDir},
 		{"databases", "1"},
 		{"maxclients", strconv.Itoa(s.cfg.MaxClients)},
 		{"proto-max-bulk-len", strconv.Itoa(resp.MaxRequest)},

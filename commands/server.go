@@ -42,6 +42,10 @@ type Config struct {
 	// is 256 MiB.
 	MaxBuffers int64
 
+	// BackupDir is the directory that BACKUP makes copies of the store in. If it
+	// is empty, there is no BACKUP.
+	BackupDir string
+
 	// Logger is told what an operator should know. The default discards.
 	Logger *slog.Logger
 
@@ -59,6 +63,10 @@ type Server struct {
 	table    *table
 	started  time.Time
 	scans    chan struct{} // holds a token for each command that reads through the keys
+	backup   sync.Mutex    // held while one is made
+
+	ctx    context.Context // ends when what takes long is to be given up
+	giveUp context.CancelFunc
 
 	lastID   atomic.Int64
 	buffered atomic.Int64 // bytes, of cfg.MaxBuffers
@@ -81,7 +89,10 @@ func NewServer(l *engine.Limiter, cfg Config) *Server {
 	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 60*time.Second)
 	cfg.MaxBuffers = cmp.Or(cfg.MaxBuffers, 256<<20)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	ctx, giveUp := context.WithCancel(context.Background())
 	return &Server{
+		ctx:       ctx,
+		giveUp:    giveUp,
 		limiter:   l,
 		cfg:       cfg,
 		log:       cfg.Logger,
@@ -183,8 +194,10 @@ func (s *Server) serve(c *conn) {
 // Shutdown stops accepting connections, answers the requests that were read,
 // sends the replies, closes the connections and returns. When ctx is done
 // first, it closes the connections as they are and returns the error of ctx;
-// what is in the hands of the engine then is not waited for.
+// what is in the hands of the engine then is not waited for, and a backup is
+// given up.
 func (s *Server) Shutdown(ctx context.Context) error {
+	defer s.giveUp()
 	s.mu.Lock()
 	s.closing = true
 	for ln := range s.listeners {

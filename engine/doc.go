@@ -41,6 +41,9 @@
 // do that for is latched and goes to Options.Logger, and Failed tells of it. Check
 // tells whether a store that nobody has open is whole.
 //
+// Checkpoint copies a store while it is open, and Restore makes a store from such
+// a copy.
+//
 // # Time
 //
 // The engine's clock is the wall clock's reading when the store was opened,

@@ -77,11 +77,12 @@ func everyCall(t *testing.T, l *engine.Limiter) map[string]error {
 	t.Helper()
 	key, rate := []byte("every-call"), bucket(10)
 	errs := map[string]error{
-		"View":     l.View(func(*engine.View) error { return nil }),
-		"ResetAll": l.ResetAll(),
-		"Sync":     l.Sync(),
-		"Purge":    l.Purge(t.Context()),
-		"Compact":  l.Compact(t.Context(), nil),
+		"View":       l.View(func(*engine.View) error { return nil }),
+		"ResetAll":   l.ResetAll(),
+		"Sync":       l.Sync(),
+		"Purge":      l.Purge(t.Context()),
+		"Compact":    l.Compact(t.Context(), nil),
+		"Checkpoint": l.Checkpoint(t.Context(), "every-checkpoint"),
 	}
 	_, errs["Throttle"] = l.Throttle(key, rate, 1)
 	_, errs["Probe"] = l.Probe(key, rate, 1)

@@ -34,6 +34,8 @@ type Limiter struct {
 	purger purger
 	views  openViews
 
+	checkpoint passLock // held while one is made
+
 	markKey []byte
 	clean   bool // nothing has changed since the sidecars were last up to date
 
@@ -77,6 +79,7 @@ func newLimiter(keys codec.Keyspace, opts *Options) (*Limiter, error) {
 		return nil, err
 	}
 	l.store.failure.failed = make(chan struct{})
+	l.checkpoint = make(passLock, 1)
 	l.purger.wake, l.purger.mu = make(chan struct{}, 1), make(passLock, 1)
 	l.purger.ctx, l.purger.cancel = context.WithCancel(context.Background())
 	return l, nil

@@ -28,6 +28,8 @@ var defaultFS = vfs.Default
 // store is a Pebble store, or the part of one that is ours.
 type store struct {
 	db      *pebble.DB
+	dir     string // of one that was opened by its directory, and
+	disk    *disk  // the file system that Pebble has it on
 	failure failure
 	trouble troubles
 	opened  []io.Closer // what close closes, the last first
@@ -111,6 +113,7 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 	cache := pebble.NewCache(opts.BlockCacheSize)
 	defer cache.Unref()
 	disk := newDisk(fsys, &s.failure)
+	s.dir, s.disk = dir, disk
 	options := pebbleOptions(format, disk, cache, locked, log, written)
 	options.ReadOnly = readOnly
 	if s.db, err = pebble.Open(dir, options); err != nil {

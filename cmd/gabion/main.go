@@ -74,7 +74,7 @@ func verbs() []verb {
 		serveVerb(),
 		throttleVerb(), probeVerb(), quotaVerb(), rollVerb(),
 		getVerb(), ttlVerb(), delVerb(), lsVerb(),
-		checkVerb(), compactVerb(), versionVerb(),
+		checkVerb(), compactVerb(), backupVerb(), restoreVerb(), versionVerb(),
 	}
 }
 
@@ -169,11 +169,11 @@ func (p *program) printHelp() error {
 		fmt.Fprintf(&b, "  gabion %-9s %s\n", v.name, v.summary)
 	}
 	b.WriteString(`
-"gabion VERB --help" tells more. serve, check and compact work on a store that
-nobody else has open (--dir), the other verbs on such a store or through the
-server that has it (--addr). They exit with 0 when they were answered, 1 on an
-error and 2 on wrong usage; with --exit-code, the verbs that decide exit with 3
-on a denial.
+"gabion VERB --help" tells more. serve, check, compact and restore work on a
+store that nobody else has open (--dir), the other verbs on such a store or
+through the server that has it (--addr). They exit with 0 when they were
+answered, 1 on an error and 2 on wrong usage; with --exit-code, the verbs that
+decide exit with 3 on a denial.
 `)
 	_, err := io.WriteString(p.stdout, b.String())
 	return err

@@ -64,7 +64,8 @@ func TestScripts(t *testing.T) {
 }
 
 // TestScriptsWithServer runs the scripts in testdata/server. Beside each runs a
-// server at $ADDR with its store in ./served and the password "tangerine".
+// server at $ADDR with its store in ./served, the password "tangerine" and the
+// backup directory ./backups.
 func TestScriptsWithServer(t *testing.T) {
 	for _, file := range glob(t, "testdata/server/*.txt") {
 		t.Run(testName(file), func(t *testing.T) {
@@ -111,7 +112,7 @@ func (s *script) serve(dir, password string) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	srv := commands.NewServer(l, commands.Config{Password: password})
+	srv := commands.NewServer(l, commands.Config{Password: password, BackupDir: filepath.Join(s.replace["$PWD"], "backups")})
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()
 	s.t.Cleanup(func() {

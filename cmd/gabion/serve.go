@@ -40,6 +40,7 @@ type serveFlags struct {
 	idleTimeout     time.Duration
 	writeTimeout    time.Duration
 	shutdownTimeout time.Duration
+	backupDir       string
 	passwordFile    string
 	allowNoPassword bool
 
@@ -84,6 +85,7 @@ Example:
 			fs.DurationVar(&f.idleTimeout, "idle-timeout", 0, "close a connection that has been silent for so long; 0 never does")
 			fs.DurationVar(&f.writeTimeout, "write-timeout", time.Minute, "close a connection that has not taken its replies for so long")
 			fs.DurationVar(&f.shutdownTimeout, "shutdown-timeout", 10*time.Second, "how long to wait for connections on SIGTERM")
+			fs.StringVar(&f.backupDir, "backup-dir", "", "let clients have the store copied to this `directory`, by BACKUP; without it they can't")
 			fs.StringVar(&f.passwordFile, "password-file", "", "clients must AUTH with the first line of this `file`")
 			fs.BoolVar(&f.allowNoPassword, "allow-no-password", false, "listen without a password at an address that is not loopback")
 			fs.StringVar(&f.logFormat, "log-format", "text", "log to standard error as `text|json`")
@@ -118,6 +120,8 @@ func (f *serveFlags) check() error {
 		return usagef("--write-timeout must be positive")
 	case f.shutdownTimeout < 0:
 		return usagef("--shutdown-timeout must not be negative")
+	case f.set.Changed("backup-dir") && f.backupDir == "":
+		return usagef("--backup-dir must not be empty")
 	case f.logFormat != "text" && f.logFormat != "json":
 		return usagef("--log-format must be text or json")
 	}
@@ -150,6 +154,12 @@ func (f *serveFlags) serve(p *program) error {
 	dir, err := filepath.Abs(f.dir)
 	if err != nil {
 		return err
+	}
+	backupDir := f.backupDir
+	if backupDir != "" {
+		if backupDir, err = filepath.Abs(backupDir); err != nil {
+			return err
+		}
 	}
 
 	opts := &engine.Options{
@@ -195,6 +205,7 @@ func (f *serveFlags) serve(p *program) error {
 		MaxBuffers:   int64(f.maxBuffers),
 		IdleTimeout:  f.idleTimeout,
 		WriteTimeout: f.writeTimeout,
+		BackupDir:    backupDir,
 		Logger:       log,
 		Version:      version(),
 	})

@@ -62,8 +62,17 @@ func (t *target) do(p *program, create bool, fn func(doer) error) error {
 
 func (t *target) open(p *program, create bool) (doer, error) {
 	if t.remote() {
-		return t.dial()
+		return t.dial(t.timeout)
 	}
+	l, err := t.openStore(p, create)
+	if err != nil {
+		return nil, err
+	}
+	return &local{commands.NewLocal(l), l}, nil
+}
+
+// openStore opens the store of a target that is no server.
+func (t *target) openStore(p *program, create bool) (*engine.Limiter, error) {
 	if !create {
 		if err := checkExists(t.dir); err != nil {
 			return nil, err
@@ -76,10 +85,7 @@ func (t *target) open(p *program, create bool) (doer, error) {
 	if errors.Is(err, engine.ErrInUse) {
 		return nil, fmt.Errorf("%s is in use by another process: if that is a server, go through it with --addr", t.dir)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &local{commands.NewLocal(l), l}, nil
+	return l, err
 }
 
 // remote tells whether the target is a server. An empty address counts, so that
@@ -113,8 +119,10 @@ func (t *target) check() error {
 	return nil
 }
 
-func (t *target) dial() (doer, error) {
-	cfg := commands.ClientConfig{Timeout: t.timeout}
+// dial connects to the server of t, and gives it so long for each answer; 0 sets
+// no bound.
+func (t *target) dial(timeout time.Duration) (doer, error) {
+	cfg := commands.ClientConfig{Timeout: timeout}
 	if t.flags.Changed("password-file") {
 		var err error
 		if cfg.Password, err = readPassword(t.passwordFile); err != nil {
@@ -127,7 +135,7 @@ func (t *target) dial() (doer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("can't connect: %w", err)
 	}
-	return &remote{c, t.timeout}, nil
+	return &remote{c, timeout}, nil
 }
 
 // local is a store opened for one run of the program.

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestRestoreDamaged(t *testing.T) {
+	backup := damagedStore(t)
+	dir := filepath.Join(t.TempDir(), "restored")
+	var stdout, stderr bytes.Buffer
+	status := run([]string{"restore", backup, "--dir", dir}, &stdout, &stderr)
+	want := "gabion: " + backup + " is damaged: nothing was made of it, gabion check tells what is wrong and what mends it\n"
+	if status != exitError || stderr.String() != want {
+		t.Errorf("restore exits with %d and %q, want %d and %q", status, stderr.String(), exitError, want)
+	}
+	if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) > 0 {
+		t.Errorf("%v are left, %v", entries, err)
+	}
+}
+
+// TestBackupUnderLoad backs a server up while clients charge its keys, kills it
+// and serves what is restored. Every charge that was acknowledged before the
+// backup began is there.
+func TestBackupUnderLoad(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	root := t.TempDir()
+	backups, restored := filepath.Join(root, "backups"), filepath.Join(root, "restored")
+	gabion := func(args ...string) {
+		if out, err := gabionCommand(t, args...).CombinedOutput(); err != nil {
+			t.Errorf("gabion %s: %v\n%s", args, err, out)
+		}
+	}
+	rounds := []string{"always", "interval", "never"}
+	if testing.Short() {
+		rounds = rounds[:1]
+	}
+	for _, durability := range rounds {
+		server := startServer(t, filepath.Join(root, durability), "--durability", durability, "--backup-dir", backups)
+		l := &load{t: t}
+		var before, after [loadKeys]int64
+		l.run(server.addr, rng, 3000, 0, func() {
+			go func() { // the load goes on
+				defer server.cmd.Process.Kill()
+				l.mu.Lock()
+				for key := range before {
+					before[key] = int64(len(l.acks[key]))
+				}
+				l.mu.Unlock()
+				gabion("backup", "--addr", server.addr, durability)
+				l.mu.Lock()
+				after = l.sent
+				l.mu.Unlock()
+			}()
+		})
+		server.wait()
+		gabion("check", "--dir", filepath.Join(backups, durability))
+		gabion("restore", "--dir", filepath.Join(restored, durability), filepath.Join(backups, durability))
+		server = startServer(t, filepath.Join(restored, durability))
+		for key, n := range charged(t, server.addr) {
+			if n < before[key] || n > after[key] {
+				t.Errorf("%s: key:%d was charged %d, want %d to %d", durability, key, n, before[key], after[key])
+			}
+		}
+		t.Logf("%s: backed up after %d charges of key:0, and before %d", durability, before[0], after[0])
+	}
+}
