@@ -646,7 +646,7 @@ func TestNthFault(t *testing.T) {
 	stride := func() int64 { return 1 }
 	if testing.Short() {
 		rng := rand.New(rand.NewPCG(newSeed(t), 0))
-		stride = func() int64 { return 1 + rng.Int64N(60) }
+		stride = func() int64 { return 1 + rng.Int64N(200) }
 	}
 
 	clean := newFaultLife(t, 0, syscall.EIO, false)
