@@ -6,11 +6,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/gabiondb/gabion/codec"
 	"github.com/gabiondb/gabion/engine"
@@ -227,6 +230,52 @@ func (b *borrower) finish(t *testing.T) uint64 {
 	}
 	b.close(t)
 	return b.purged
+}
+
+// recorder is the logger of an application that goes on when Pebble would end
+// the process.
+type recorder struct{ fatal atomic.Int64 }
+
+func (*recorder) Infof(string, ...any)    {}
+func (*recorder) Errorf(string, ...any)   {}
+func (r *recorder) Fatalf(string, ...any) { r.fatal.Add(1) }
+
+// TestBorrowedStoreFails has the log of an application's store fail. The limiter
+// says so, as one with a store of its own does, and has Pebble say it to nobody's
+// logger.
+func TestBorrowedStoreFails(t *testing.T) {
+	checkLeaks(t)
+	for name, match := range map[string]func(errorfs.Op) bool{
+		"write": on("*.log", writes...),
+		"sync":  on("*.log", syncs...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := new(recorder)
+			f := &fault{match: match, n: 1, err: syscall.EIO, sticky: true}
+			db, err := pebble.Open("store", &pebble.Options{FS: newHookFS(vfs.NewMem(), f.inject), Logger: log})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := engine.Borrow(db, []byte("limits/"), engine.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			must(t, throttle(l, "k", 1))
+			f.armed.Store(true)
+			for range 2 {
+				if err := throttle(l, "k", 1)(); !errors.Is(err, engine.ErrStorage) || !errors.Is(err, syscall.EIO) {
+					t.Errorf("Throttle = %v, want %v that wraps %v", err, engine.ErrStorage, syscall.EIO)
+				}
+			}
+			if err := l.Close(); !errors.Is(err, engine.ErrStorage) {
+				t.Errorf("Close = %v, want %v", err, engine.ErrStorage)
+			}
+			if n := log.fatal.Load(); n > 0 {
+				t.Errorf("Pebble would have ended the process %d times", n)
+			}
+			_ = db.Close()
+		})
+	}
 }
 
 // TestBorrowForeign asks for a prefix under which there is something else.

@@ -120,7 +120,7 @@ func Check(dir string, opts *Options, progress func(slices int)) (r Report, err 
 	}
 	s := store{failure: failure{failed: make(chan struct{})}}
 	if dir, err = s.attach(dir, &o, true, nil); err != nil {
-		if !pebble.IsCorruptionError(err) {
+		if !errors.Is(err, ErrDamaged) && !pebble.IsCorruptionError(err) {
 			return Report{}, err
 		}
 		var c checker

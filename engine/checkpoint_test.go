@@ -710,7 +710,7 @@ func TestRestoreRefused(t *testing.T) {
 				}
 			}
 			return err
-		}, "new", fs.ErrNotExist},
+		}, "new", engine.ErrDamaged},
 		"something else": {func(fs *vfs.MemFS) error {
 			return errors.Join(fs.RemoveAll("store"), fs.MkdirAll("store/photos", 0o755))
 		}, "new", engine.ErrForeign},

@@ -14,7 +14,8 @@ const compactPart = 64 << 20
 // what was deleted or overwritten, so that it takes no space any more. Calls go
 // on meanwhile. progress, unless it is nil, is called with how much is done, and
 // of how much, which stays the same. A ctx that ends makes Compact return early,
-// with ctx's error.
+// with ctx's error. So does a table that can't be read, or written, with one that
+// wraps ErrStorage.
 func (l *Limiter) Compact(ctx context.Context, progress func(done, of int)) error {
 	if !l.calls.enter() {
 		return ErrClosed
@@ -32,7 +33,7 @@ func (l *Limiter) Compact(ctx context.Context, progress func(done, of int)) erro
 	}
 	for i := range parts {
 		lower, upper := l.keys.StatePart(i, parts)
-		if err := l.db.Compact(ctx, lower, upper, true); err != nil {
+		if err := l.compact(ctx, lower, upper); err != nil {
 			return storageError(err)
 		}
 		progress(passes*(parts+i+1), 2*passes*parts)

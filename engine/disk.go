@@ -87,9 +87,15 @@ func (d *disk) file(name string, open func() (vfs.File, error)) vfs.File {
 		return err
 	})
 	if !ok {
-		f, _ = vfs.NewMem().Create("nowhere", vfs.WriteCategoryUnspecified)
+		f = nowhere()
 	}
 	return d.track(name, f)
+}
+
+// nowhere returns a file that is on no disk.
+func nowhere() vfs.File {
+	f, _ := vfs.NewMem().Create("nowhere", vfs.WriteCategoryUnspecified)
+	return f
 }
 
 func (d *disk) track(name string, f vfs.File) vfs.File {
@@ -200,6 +206,19 @@ func (f *diskFile) SyncTo(length int64) (fullSync bool, err error) {
 		return err
 	})
 	return fullSync, nil
+}
+
+// Stat latches errors too: Pebble asks how long a log is that it begins in the
+// place of an old one, and does not survive it.
+func (f *diskFile) Stat() (info vfs.FileInfo, err error) {
+	f.disk.failure.attempt(func() error {
+		info, err = f.File.Stat()
+		return err
+	})
+	if info == nil {
+		return nowhere().Stat()
+	}
+	return info, nil
 }
 
 func (f *diskFile) Close() error {

@@ -1,6 +1,10 @@
 package engine
 
-import "slices"
+import (
+	"cmp"
+	"errors"
+	"slices"
+)
 
 // Do carries out ops in order, each by itself, and appends a result for each
 // to dst. It waits for the disk once, after the last: a pipeline of a thousand
@@ -20,6 +24,10 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 	for i := range ops {
 		if results[i].Err = l.failure.get(); results[i].Err == nil {
 			l.step(&ops[i], &results[i])
+			if err := results[i].Err; err != nil && errors.Is(err, ErrStorage) {
+				// What Pebble can't read may be what never reached the disk.
+				results[i].Err = cmp.Or(l.failure.get(), err)
+			}
 		}
 	}
 	l.settle(results)

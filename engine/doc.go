@@ -37,7 +37,12 @@
 // When a write fails every call under way gets an error that wraps ErrStorage,
 // and so does every later one: a store that can't write is not asked what it
 // holds. The process goes on; open the store again once the disk
-// is mended. Check tells whether a store that nobody has open is whole.
+// is mended. No failure of the disk ends the process or panics: what Pebble would
+// do that for is latched and goes to Options.Logger, and Failed tells of it. Check
+// tells whether a store that nobody has open is whole.
+//
+// Checkpoint copies a store while it is open, and Restore makes a store from such
+// a copy.
 //
 // Checkpoint copies a store while it is open, and Restore makes a store from such
 // a copy.

@@ -29,6 +29,11 @@ var (
 	// the disk and open it again.
 	ErrStorage = errors.New("engine: storage failed")
 
+	// ErrDamaged is returned by Open for a store some of whose files are missing
+	// or not what was written, and by Restore for a backup in which Check finds
+	// damage. Check tells more, and a backup brings back what is lost.
+	ErrDamaged = errors.New("engine: store is damaged")
+
 	// ErrInUse is returned by Open, Check and Restore for a store that another
 	// process, or another Limiter of this one, has open.
 	ErrInUse = errors.New("engine: store is in use")
@@ -40,8 +45,4 @@ var (
 	// ErrNewerFormat is returned by Open, Check and Restore for a store written
 	// in a format that this version does not know.
 	ErrNewerFormat = errors.New("engine: store has a newer format")
-
-	// ErrDamaged is returned by Restore for a backup in which Check finds
-	// damage.
-	ErrDamaged = errors.New("engine: store is damaged")
 )

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 )
 
@@ -37,4 +38,35 @@ func storageError(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrStorage, err)
+}
+
+// troubles are what Pebble meets with in the background and goes on trying.
+type troubles struct {
+	mu     sync.Mutex
+	coming *trouble // guarded by mu
+}
+
+// A trouble is an error, which is there once met is closed.
+type trouble struct {
+	err error
+	met chan struct{}
+}
+
+// next returns the trouble that is met next.
+func (ts *troubles) next() *trouble {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if ts.coming == nil {
+		ts.coming = &trouble{met: make(chan struct{})}
+	}
+	return ts.coming
+}
+
+func (ts *troubles) meet(err error) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if t := ts.coming; t != nil { // somebody wants to know
+		t.err, ts.coming = err, nil
+		close(t.met)
+	}
 }

@@ -46,20 +46,26 @@ type Limiter struct {
 // makes it if dir is empty or does not exist. A nil opts is the zero Options.
 // Close closes the store again.
 //
-// Errors: limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, or what the file system says.
+// Errors: limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, ErrDamaged, or what the file system says.
 func Open(dir string, opts *Options) (*Limiter, error) {
 	l, err := newLimiter(codec.Keyspace{}, opts)
 	if err != nil {
 		return nil, err
 	}
 	mark, err := l.store.open(dir, &l.keys, &l.opts, l.purger.tablesWritten(l.keys))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		if err = l.start(mark); err == nil {
+			return l, nil
+		}
+		err = errors.Join(err, l.store.close())
 	}
-	if err := l.start(mark); err != nil {
-		return nil, errors.Join(err, l.store.close())
+	if pebble.IsCorruptionError(err) && !errors.Is(err, ErrDamaged) {
+		err = fmt.Errorf("%w: %s: %w", ErrDamaged, dir, err)
 	}
-	return l, nil
+	if errors.Is(err, ErrDamaged) {
+		err = fmt.Errorf("%w; gabion check tells more, and a backup brings back what is lost", err)
+	}
+	return nil, err
 }
 
 // newLimiter returns a limiter that has no store yet.

@@ -183,7 +183,7 @@ func (l *Limiter) compactGarbage() error {
 		return nil
 	}
 	lower, upper := l.keys.StatePart(0, 1)
-	if err := l.db.Compact(l.purger.ctx, lower, upper, true); !errors.Is(err, context.Canceled) {
+	if err := l.compact(l.purger.ctx, lower, upper); !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return errStopped

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/wal"
 
 	"github.com/gabiondb/gabion/codec"
 )
@@ -29,6 +31,7 @@ type store struct {
 	dir     string // of one that was opened by its directory, and
 	disk    *disk  // the file system that Pebble has it on
 	failure failure
+	trouble troubles
 	opened  []io.Closer // what close closes, the last first
 }
 
@@ -67,7 +70,7 @@ func (s *store) open(dir string, keys *codec.Keyspace, opts *Options, written fu
 // returns the directory by its one name. One that is read only has to be there,
 // and is not changed. When attach fails nothing is left open.
 func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]pebble.TableInfo)) (_ string, err error) {
-	log := &logger{log: opts.Logger, failure: &s.failure}
+	log := &logger{log: opts.Logger, failure: &s.failure, trouble: &s.trouble}
 	fsys := opts.FS
 	if fsys == defaultFS {
 		// Within a process the lock goes by the name of the directory.
@@ -117,10 +120,34 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 	if s.db, err = pebble.Open(dir, options); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
+		if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, pebble.ErrDBNotPristine) {
+			return "", fmt.Errorf("%w: %s: %w%s", ErrDamaged, dir, err, damagedLog(dir, fsys))
+		}
 		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
 	s.opened = append(s.opened, s.db)
 	return dir, nil
+}
+
+// damagedLog says which is the first log in dir that can't be read to its end,
+// since Pebble's errors don't.
+func damagedLog(dir string, fsys vfs.FS) string {
+	logs, _ := wal.Scan(wal.Dir{FS: fsys, Dirname: dir}) // sorted
+	for _, log := range logs {
+		r := log.OpenForRead()
+		var record io.Reader
+		var err error
+		for err == nil {
+			if record, _, err = r.NextRecord(); err == nil {
+				_, err = io.Copy(io.Discard, record)
+			}
+		}
+		_ = r.Close()
+		if _, name := log.SegmentLocation(0); !errors.Is(err, io.EOF) {
+			return fmt.Sprintf(" (the log %s)", name)
+		}
+	}
+	return ""
 }
 
 // makeDir makes dir and the directories above it that are missing, so that a
@@ -295,6 +322,29 @@ func (s *store) flush() error {
 	return nil
 }
 
+// compact has Pebble rewrite its tables from lower to upper. Pebble goes on
+// trying with a table that it can't read, and does not get to an end with one
+// that is on no disk, so whatever fails in the background ends it.
+func (s *store) compact(ctx context.Context, lower, upper []byte) error {
+	compacting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	trouble := s.trouble.next()
+	go func() {
+		select {
+		case <-s.failure.failed:
+			cancel(s.failure.get())
+		case <-trouble.met:
+			cancel(trouble.err)
+		case <-compacting.Done():
+		}
+	}()
+	err := s.db.Compact(compacting, lower, upper, true)
+	if err != nil && ctx.Err() == nil && compacting.Err() != nil {
+		err = context.Cause(compacting)
+	}
+	return cmp.Or(s.failure.get(), err)
+}
+
 // isEmpty tells whether db holds no key at all under the prefix of keys.
 func isEmpty(db *pebble.DB, keys *codec.Keyspace) (bool, error) {
 	lower, upper := keys.Bounds()
@@ -338,7 +388,10 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 		FlushDelayDeleteRange: 5 * time.Second,
 
 		EventListener: &pebble.EventListener{
-			BackgroundError: func(err error) { log.Errorf("background work of the store: %v", err) },
+			BackgroundError: func(err error) {
+				log.Errorf("background work of the store: %v", err)
+				log.trouble.meet(err)
+			},
 			// Pebble's own would end the process.
 			DataCorruption: func(info pebble.DataCorruptionInfo) { log.Errorf("damaged data: %s", info) },
 		},
@@ -361,6 +414,7 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 type logger struct {
 	log     *slog.Logger
 	failure *failure
+	trouble *troubles
 }
 
 func (l *logger) Infof(format string, args ...any) {
