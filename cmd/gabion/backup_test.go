@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 )
 
@@ -42,28 +43,35 @@ func TestBackupUnderLoad(t *testing.T) {
 	}
 	for _, durability := range rounds {
 		server := startServer(t, filepath.Join(root, durability), "--durability", durability, "--backup-dir", backups)
-		l := &load{t: t}
+		l := &load{t: t, quota: "quota"}
 		var before, after [loadKeys]int64
-		l.run(server.addr, rng, 3000, 0, func() {
-			go func() { // the load goes on
+		var once sync.Once
+		l.run(server.addr, rng, func(answers int64) {
+			if answers < 3000 {
+				return
+			}
+			go once.Do(func() { // the load goes on
 				defer server.cmd.Process.Kill()
 				l.mu.Lock()
 				for key := range before {
-					before[key] = int64(len(l.acks[key]))
+					before[key] = int64(len(l.keys[key].acks))
 				}
 				l.mu.Unlock()
 				gabion("backup", "--addr", server.addr, durability)
 				l.mu.Lock()
-				after = l.sent
+				for key := range after {
+					after[key] = l.keys[key].sent
+				}
 				l.mu.Unlock()
-			}()
+			})
 		})
 		server.wait()
 		gabion("check", "--dir", filepath.Join(backups, durability))
 		gabion("restore", "--dir", filepath.Join(restored, durability), filepath.Join(backups, durability))
 		server = startServer(t, filepath.Join(restored, durability))
-		for key, n := range charged(t, server.addr) {
-			if n < before[key] || n > after[key] {
+		c := dialClient(t, server.addr)
+		for key := range before {
+			if n := charged(t, c, key); n < before[key] || n > after[key] {
 				t.Errorf("%s: key:%d was charged %d, want %d to %d", durability, key, n, before[key], after[key])
 			}
 		}

@@ -107,6 +107,23 @@ func Kill() {
 		New:  "	KillPoint(`compacted`)\n	return l.failure.get()\n}",
 	},
 
+	// A copy.
+	{
+		File: "engine/checkpoint.go",
+		Old:  "	copied := func() error { return s.db.Checkpoint(dir) }\n",
+		New:  "	KillPoint(`copy begun`)\n	copied := func() error { return s.db.Checkpoint(dir) }\n",
+	},
+	{
+		File: "engine/checkpoint.go",
+		Old:  "	err = fill(temp)\n",
+		New:  "	err = fill(temp)\n	KillPoint(`copied`)\n",
+	},
+	{
+		File: "engine/checkpoint.go",
+		Old:  "		err = fsys.Rename(temp, dir)\n",
+		New:  "		err = fsys.Rename(temp, dir)\n		KillPoint(`copy named`)\n",
+	},
+
 	// The end, and the beginning.
 	{
 		File: "engine/commit.go",

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -40,6 +41,7 @@ const (
 	stopping                // told to by a signal, under load
 	compacting              // what a load has left
 	opening                 // that
+	copying                 // its store, under load
 	making                  // a new store
 	calling                 // itself on a store of its own: gabion throttle
 )
@@ -56,6 +58,9 @@ var killRows = []killRow{
 	{when: serving, point: "requests staged", most: 1, rounds: 3},
 	{when: serving, point: "purge cut", most: 2, rounds: 4},
 	{when: serving, point: "purge applied", most: 2, rounds: 4},
+	{when: copying, point: "copy begun", most: 4, rounds: 2},
+	{when: copying, point: "copied", most: 4, rounds: 3},
+	{when: copying, point: "copy named", most: 4, rounds: 3},
 	{when: stopping, point: "sidecars put", most: 1, rounds: 3},
 	{when: stopping, point: "closing", most: 1, rounds: 3},
 	{when: compacting, point: "purge staged", most: 20, rounds: 2},
@@ -83,7 +88,7 @@ var killRows = []killRow{
 }
 
 func (r *killRow) String() string {
-	when := [...]string{"serving", "stopping", "compacting", "opening", "making", "calling"}[r.when]
+	when := [...]string{"serving", "stopping", "compacting", "opening", "copying", "making", "calling"}[r.when]
 	return strings.Join(strings.Fields(when+" "+r.point+" "+r.durability), " ")
 }
 
@@ -148,7 +153,8 @@ func keptDir(t *testing.T) string {
 	return dir
 }
 
-func (k *killer) store() string { return filepath.Join(k.dir, "store") }
+func (k *killer) store() string  { return filepath.Join(k.dir, "store") }
+func (k *killer) copies() string { return filepath.Join(k.dir, "copies") }
 
 func (k *killer) run() (kills int) {
 	for round := range k.row.rounds {
@@ -161,7 +167,7 @@ func (k *killer) run() (kills int) {
 
 // round has gabion killed once or twice, and holds what it left.
 func (k *killer) round(n int) {
-	l := &load{t: k.t, quota: fmt.Sprint("quota-", n)}
+	l := &load{t: k.t, quota: fmt.Sprint("quota-", n), copying: k.row.when == copying}
 	killed := time.Now()
 	switch k.row.when {
 	case making:
@@ -184,6 +190,7 @@ func (k *killer) round(n int) {
 		k.t.Fatal(err)
 	}
 
+	k.holdCopies(l)
 	server := startServer(k.t, k.store(), k.row.args()...)
 	before := k.sum
 	if k.row.when == making {
@@ -199,9 +206,42 @@ func (k *killer) round(n int) {
 	if k.row.when == making {
 		left = k.store() // it may have been killed before there was a store
 	}
+	k.check(left)
+}
+
+// holdCopies holds that the copies that l had made are there, with all that was
+// acknowledged before, and that no copy is there in part.
+func (k *killer) holdCopies(l *load) {
+	for n, made := range l.copies {
+		dir := filepath.Join(k.copies(), copyName(n))
+		if _, err := os.Stat(dir); err != nil {
+			if made.made || !errors.Is(err, fs.ErrNotExist) {
+				k.t.Errorf("%s: made is %v, %v", copyName(n), made.made, err)
+			}
+			continue
+		}
+		k.check(dir)
+		server := startServer(k.t, dir)
+		c := dialClient(k.t, server.addr)
+		for key, acked := range made.acked {
+			before := k.sum.keys[key]
+			if n, lo, hi := charged(k.t, c, key), before+acked, before+l.keys[key].sent; n < lo || n > hi {
+				k.t.Errorf("key:%d of the copy was charged %d, want %d to %d", key, n, lo, hi)
+			}
+		}
+		server.signal(syscall.SIGKILL)
+		server.wait()
+	}
+	if !k.t.Failed() {
+		os.RemoveAll(k.copies())
+	}
+}
+
+// check holds that gabion check finds no damage in the store in dir.
+func (k *killer) check(dir string) {
 	var out bytes.Buffer
-	if status := run([]string{"check", "--dir", left}, &out, &out); status != exitOK || !strings.HasSuffix(out.String(), "no damage\n") {
-		k.t.Errorf("check of the store as it was left: status %d\n%s", status, &out)
+	if status := run([]string{"check", "--dir", dir}, &out, &out); status != exitOK || !strings.HasSuffix(out.String(), "no damage\n") {
+		k.t.Errorf("check of %s: status %d\n%s", dir, status, &out)
 	}
 }
 
@@ -226,11 +266,12 @@ const intervalHeld = syncInterval + 2*time.Second
 func (k *killer) load(l *load) (killed time.Time) {
 	row := k.row
 	point, most, least := "", row.most, time.Duration(0)
-	if row.when == serving || row.when == stopping {
+	under := row.when == serving || row.when == copying
+	if under || row.when == stopping {
 		point = row.point
 	}
 	switch {
-	case row.when != serving:
+	case !under:
 		most = 3000
 	case point != "":
 		most = 500_000 // none of the points is so far away
@@ -238,7 +279,7 @@ func (k *killer) load(l *load) (killed time.Time) {
 		least = intervalHeld + time.Second
 	}
 	n := k.rng.Int64N(int64(most))
-	if row.when == serving && point != "" {
+	if under && point != "" {
 		n = int64(most)
 	}
 	sig := os.Signal(syscall.SIGKILL)
@@ -246,12 +287,16 @@ func (k *killer) load(l *load) (killed time.Time) {
 		sig = syscall.SIGTERM
 	}
 
-	server := start(k.t, k.command(point, serveArgs(k.store(), row.args()...)...))
+	args := row.args()
+	if row.when == copying {
+		args = append(args, "--backup-dir", k.copies())
+	}
+	server := start(k.t, k.command(point, serveArgs(k.store(), args...)...))
 	started := time.Now()
 	if line, ok := server.findLog("serving"); ok {
 		var once sync.Once
 		reached := func() {
-			if row.when == serving && point != "" && !k.t.Failed() {
+			if under && point != "" && !k.t.Failed() {
 				k.t.Errorf("no kill at %q after %d answers", point, n)
 			}
 			killed = time.Now()
@@ -262,7 +307,7 @@ func (k *killer) load(l *load) (killed time.Time) {
 				once.Do(reached)
 			}
 		})
-		if row.when == serving {
+		if under {
 			_ = server.cmd.Process.Kill() // it must not be waited for if it has given up the load
 		}
 	}

@@ -43,11 +43,20 @@ type load struct {
 	failures atomic.Int64
 	mayFail  bool
 
+	copying bool // whether to have the store copied, over and over
+
 	mu       sync.Mutex // guards what follows
 	keys     [loadKeys]loadKey
 	requests []*request
 	sent     int64 // events to the list
 	acked    int64 // those whose answer has come
+	copies   []storeCopy
+}
+
+// storeCopy is a copy of the store that a server was told to make.
+type storeCopy struct {
+	acked [loadKeys]int64 // the charges that it must have
+	made  bool            // the server says so
 }
 
 // loadKey is what a key was charged.
@@ -82,7 +91,11 @@ func (l *load) run(addr string, rng *rand.Rand, answered func(n int64)) {
 			start(func(rng *rand.Rand) int64 { return l.charge(c, rng) })
 		}
 	}
-	for _, send := range []func(*commands.Client, *rand.Rand) int64{l.take, l.take, l.take, l.record, l.expire} {
+	sends := []func(*commands.Client, *rand.Rand) int64{l.take, l.take, l.take, l.record, l.expire}
+	if l.copying {
+		sends = append(sends, l.copy)
+	}
+	for _, send := range sends {
 		if c, err := commands.Dial(l.t.Context(), addr, commands.ClientConfig{Timeout: time.Minute}); err == nil {
 			defer c.Close()
 			start(func(rng *rand.Rand) int64 { return send(c, rng) })
@@ -183,6 +196,27 @@ func (l *load) expire(c *commands.Client, rng *rand.Rand) int64 {
 	}
 	return 3
 }
+
+// copy has the server copy its store.
+func (l *load) copy(c *commands.Client, _ *rand.Rand) int64 {
+	var made storeCopy
+	l.mu.Lock()
+	for key := range made.acked {
+		made.acked[key] = int64(len(l.keys[key].acks))
+	}
+	n := len(l.copies)
+	l.copies = append(l.copies, made)
+	l.mu.Unlock()
+	if _, ok := l.do(c, "BACKUP", copyName(n)); !ok {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.copies[n].made = true
+	return 1
+}
+
+func copyName(n int) string { return fmt.Sprint("copy-", n) }
 
 // do sends a command. It returns false when the connection has broken.
 func (l *load) do(c *commands.Client, args ...string) (any, bool) {
