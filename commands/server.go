@@ -59,6 +59,7 @@ type Server struct {
 	table    *table
 	started  time.Time
 	scans    chan struct{} // holds a token for each command that reads through the keys
+	large    chan struct{} // holds a token for each large run
 
 	lastID   atomic.Int64
 	buffered atomic.Int64 // bytes, of cfg.MaxBuffers
@@ -89,6 +90,7 @@ func NewServer(l *engine.Limiter, cfg Config) *Server {
 		table:     newTable(),
 		started:   time.Now(),
 		scans:     make(chan struct{}, maxScans()),
+		large:     make(chan struct{}, maxLarge),
 		listeners: make(map[net.Listener]struct{}),
 		open:      make(map[*conn]struct{}),
 	}
