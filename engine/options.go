@@ -119,4 +119,6 @@ type Options struct {
 
 	// FS is the file system that holds the store. The default is the disk's.
 	FS vfs.FS
+
+	system *system // for tests: what the default clock reads; nil: this one
 }
