@@ -63,6 +63,7 @@ func (a *attack) run() {
 					os.Exit(1)
 				}
 				go a.client(c)
+				_ = c.(*net.TCPConn).SetLinger(0) // it ends with a reset
 				conns <- c
 			}
 		})
@@ -204,6 +205,9 @@ const maxIdle = 32 << 10
 // once, and does so again, half of them in the middle of a request.
 func TestTenThousandConnections(t *testing.T) {
 	const most = 10_000
+	if testing.Short() {
+		t.Skip("as many connections take a while")
+	}
 	needFiles(t, most+100)
 	f := serve(t, commands.Config{})
 	good := &calls{wire: f.dial()}
@@ -319,7 +323,11 @@ func testWorst(t *testing.T, a attack) {
 	good := &calls{wire: f.dial()}
 	good.make()
 	if keys {
-		fill(t, f, 100_000)
+		n := 100_000
+		if testing.Short() {
+			n = 10_000
+		}
+		fill(t, f, n)
 	}
 	before, goroutines := memory(), runtime.NumGoroutine()
 	end := f.attack(a)
