@@ -79,18 +79,25 @@ func clientCommands() []*command {
 	}}
 }
 
-const errName Error = "ERR Client names cannot contain spaces, newlines or special characters."
+// maxClientName is the length of the longest name of a connection or a library, in
+// bytes. They are kept as long as the connection is there.
+const maxClientName = 1024
 
-// isName tells whether a connection may have that name: printable ASCII without
-// blanks, or nothing at all.
-func isName(b []byte) bool {
-	for _, c := range b {
+// checkName tells why a connection can't have that name, which errors call what.
+// It can be printable ASCII without blanks, or nothing at all.
+func checkName(what string, name []byte) error {
+	if len(name) > maxClientName {
+		return Error(fmt.Sprintf("ERR %s cannot be longer than %d bytes.", what, maxClientName))
+	}
+	for _, c := range name {
 		if c < '!' || c > '~' {
-			return false
+			return Error(fmt.Sprintf("ERR %s cannot contain spaces, newlines or special characters.", what))
 		}
 	}
-	return true
+	return nil
 }
+
+const clientNames = "Client names" // what errors call the name of a connection
 
 func (s *session) setName(name string) {
 	s.mu.Lock()
@@ -113,8 +120,8 @@ func runClientGetName(s *session, _ [][]byte) error {
 }
 
 func runClientSetName(s *session, args [][]byte) error {
-	if !isName(args[2]) {
-		return errName
+	if err := checkName(clientNames, args[2]); err != nil {
+		return err
 	}
 	s.setName(string(args[2]))
 	s.ok()
@@ -131,8 +138,8 @@ func runClientSetInfo(s *session, args [][]byte) error {
 	default:
 		return Error(fmt.Sprintf("ERR Unrecognized option '%.128s'", attr))
 	}
-	if !isName(args[3]) {
-		return Error(fmt.Sprintf("ERR %s cannot contain spaces, newlines or special characters.", bytes.ToLower(args[2])))
+	if err := checkName(string(bytes.ToLower(args[2])), args[3]); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	*field = string(args[3])

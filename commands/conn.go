@@ -56,6 +56,7 @@ func (c *conn) stop() {
 func (c *conn) close() {
 	c.nc.Close()
 	c.sender.wait()
+	c.shrink() // it may have met a panic
 	c.dropBuffer()
 }
 

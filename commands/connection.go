@@ -185,8 +185,8 @@ func runHello(s *session, args [][]byte) error {
 			options = options[3:]
 		case equalFold(options[0], "setname") && len(options) > 1:
 			name = options[1]
-			if !isName(name) {
-				return errName
+			if err := checkName(clientNames, name); err != nil {
+				return err
 			}
 			options = options[2:]
 		default:

@@ -63,6 +63,7 @@ type Server struct {
 	table    *table
 	started  time.Time
 	scans    chan struct{} // holds a token for each command that reads through the keys
+	large    chan struct{} // holds a token for each large run
 	backup   sync.Mutex    // held while one is made
 
 	ctx    context.Context // ends when what takes long is to be given up
@@ -100,6 +101,7 @@ func NewServer(l *engine.Limiter, cfg Config) *Server {
 		table:     newTable(),
 		started:   time.Now(),
 		scans:     make(chan struct{}, maxScans()),
+		large:     make(chan struct{}, maxLarge),
 		listeners: make(map[net.Listener]struct{}),
 		open:      make(map[*conn]struct{}),
 	}

@@ -25,7 +25,9 @@ func TestProtocolErrors(t *testing.T) {
 		{"*1\r\n$1048577\r\n", "invalid bulk length"},
 		{"*1\r\n$99999999999999999999999\r\n", "invalid bulk length"},
 		{"*9223372036854775807\r\n", "invalid multibulk length"},
+		{"*2147483647\r\n", "invalid multibulk length"},
 		{"*1025\r\n", "invalid multibulk length"},
+		{"*1\r\n*1\r\n*1\r\n", "expected '$', got '*'"},
 		{"*1\r\nPING\r\n", "expected '$', got 'P'"},
 		{"*1\r\n\rx\r\n", "expected '$', got ' '"},
 		{"ECHO \"a\r\n", "unbalanced quotes in request"},
@@ -41,7 +43,7 @@ func TestProtocolErrors(t *testing.T) {
 			t.Errorf("%.40q: %q, want %q", tt[0], got, want)
 		}
 	}
-	if got := f.dial().ask(words("INFO stats")); !strings.Contains(got, "\r\nprotocol_errors:13\r\n") {
+	if got := f.dial().ask(words("INFO stats")); !strings.Contains(got, "\r\nprotocol_errors:15\r\n") {
 		t.Errorf("INFO stats = %q", got)
 	}
 }

@@ -15,6 +15,13 @@ const (
 	// many keys may exceed it by their number.
 	maxRun = 1024
 
+	// smallRun is the number of operations above which a run is large, and
+	// maxLarge how many large runs there are at once. More wait for their turn:
+	// else every connection could take a third of a mebibyte, whatever it has
+	// room to send. That many are far more than one sync of the disk is worth.
+	smallRun = 32
+	maxLarge = 64
+
 	// maxReplies is the size, in bytes, of the replies at which they are sent
 	// before another request is looked at. A single reply may exceed it.
 	maxReplies = 256 << 10
@@ -41,7 +48,19 @@ type run struct {
 	ops     []engine.Op
 	results []engine.Result
 	calls   []call // the commands that ops belong to, in order
+	large   *large // what ops and results are in; nil: memory of the run's own
 }
+
+// large is the memory of a large run. Only who holds a token of Server.large
+// has one.
+type large struct {
+	ops     []engine.Op
+	results []engine.Result
+}
+
+var larges = sync.Pool{New: func() any {
+	return &large{make([]engine.Op, 0, maxRun), make([]engine.Result, 0, maxRun)}
+}}
 
 type call struct {
 	command *command
@@ -53,7 +72,7 @@ var runs = sync.Pool{New: func() any { return new(run) }}
 
 // release gives the memory back, unless it has grown beyond what most need.
 func (r *run) release() {
-	if cap(r.out) <= 2*maxReplies && cap(r.ops) <= 2*maxRun {
+	if cap(r.out) <= 2*maxReplies {
 		runs.Put(r)
 	}
 }
@@ -95,6 +114,9 @@ func (s *session) do(args [][]byte) {
 	s.last.Store(c)
 	c.calls.Add(1)
 	if c.plan != nil {
+		if len(s.ops)+len(args) > smallRun {
+			s.enlarge()
+		}
 		before := len(s.ops)
 		ops, err := c.plan(s.ops, args)
 		if err != nil {
@@ -134,6 +156,32 @@ func (s *session) settle() {
 	}
 	clear(s.ops) // of their keys, which are slices of the connection's buffer
 	s.ops, s.calls = s.ops[:0], s.calls[:0]
+	s.shrink()
+}
+
+// enlarge makes the run a large one. It waits until there may be another.
+func (s *session) enlarge() {
+	if s.large != nil {
+		return
+	}
+	s.srv.large <- struct{}{}
+	s.large = larges.Get().(*large)
+	own := s.ops
+	s.ops, s.results = append(s.large.ops, own...), s.large.results
+	clear(own)
+}
+
+// shrink makes the run, which has no operations, a small one again.
+func (s *session) shrink() {
+	if s.run == nil || s.large == nil {
+		return
+	}
+	if cap(s.ops) <= 2*maxRun {
+		s.large.ops, s.large.results = s.ops[:0], s.results[:0]
+		larges.Put(s.large)
+	}
+	s.ops, s.results, s.large = nil, nil, nil
+	<-s.srv.large
 }
 
 func firstError(results []engine.Result) error {

@@ -26,18 +26,31 @@ type clock struct {
 
 	wall   func() time.Time // the injected clock, or nil
 	newest atomic.Int64     // the newest time given out under an injected clock
+
+	system *system
 }
+
+// system is where a clock that is not injected has its readings from.
+type system struct {
+	now       func() time.Time // the wall clock and the monotonic one
+	since     func(time.Time) time.Duration
+	suspended func() int64
+}
+
+var thisSystem = system{time.Now, time.Since, suspended}
 
 // newClock returns a clock that begins at the wall's time, or at mark if the
 // wall lies behind it.
-func newClock(wall func() time.Time, mark int64) *clock {
-	c := &clock{wall: wall}
+func newClock(wall func() time.Time, mark int64) *clock { return newClockOn(&thisSystem, wall, mark) }
+
+func newClockOn(on *system, wall func() time.Time, mark int64) *clock {
+	c := &clock{wall: wall, system: on}
 	if wall != nil {
 		c.newest.Store(max(mark, 1))
 		return c
 	}
-	c.start = time.Now()
-	c.sleptBase = suspended()
+	c.start = on.now()
+	c.sleptBase = on.suspended()
 	c.base = max(unixNano(c.start), mark)
 	return c
 }
@@ -47,10 +60,10 @@ func (c *clock) now() int64 {
 	if c.wall != nil {
 		return raise(&c.newest, unixNano(c.wall()))
 	}
-	elapsed := int64(time.Since(c.start))
+	elapsed := int64(c.system.since(c.start))
 	if due := c.sleptDue.Load(); elapsed >= due {
 		if c.sleptDue.CompareAndSwap(due, elapsed+int64(time.Second)) {
-			raise(&c.slept, suspended()-c.sleptBase)
+			raise(&c.slept, c.system.suspended()-c.sleptBase)
 		}
 	}
 	return addSaturating(c.base, elapsed+c.slept.Load())
@@ -64,7 +77,7 @@ func (c *clock) readWall() int64 {
 	if c.wall != nil {
 		return unixNano(c.wall())
 	}
-	return unixNano(time.Now())
+	return unixNano(c.system.now())
 }
 
 // raise sets v to x if that is more, and returns what it then is.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -144,3 +145,16 @@ func Borrow(db *pebble.DB, prefix []byte, opts Options) (*Limiter, error) {
 
 // Keys returns how the keys of the store under l are laid out.
 func (l *Limiter) Keys() codec.Keyspace { return l.keys }
+
+// On returns opts for a limiter that is about to be opened on another system,
+// which tells its wall clock, its monotonic one and how long it has been
+// suspended, in nanoseconds.
+func (o Options) On(wall, monotonic, suspended func() int64) Options {
+	start := monotonic()
+	o.system = &system{
+		now:       func() time.Time { return time.Unix(0, wall()) },
+		since:     func(time.Time) time.Duration { return time.Duration(monotonic() - start) },
+		suspended: suspended,
+	}
+	return o
+}

@@ -88,7 +88,7 @@ func newLimiter(keys codec.Keyspace, opts *Options) (*Limiter, error) {
 // start sets l going on the store that it has, which was left at mark.
 func (l *Limiter) start(mark codec.Mark) error {
 	l.markKey = l.keys.AppendMeta(nil, codec.MetaMark)
-	l.clock = newClock(l.opts.Now, mark.Now)
+	l.clock = newClockOn(cmp.Or(l.opts.system, &thisSystem), l.opts.Now, mark.Now)
 	l.clean = mark.Clean
 	l.calls.idle = make(chan struct{}, 1)
 	for i := range l.shards {

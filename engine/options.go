@@ -120,5 +120,7 @@ type Options struct {
 	// FS is the file system that holds the store. The default is the disk's.
 	FS vfs.FS
 
-	memTableSize uint64 // in bytes, for tests
+	// For tests.
+	memTableSize uint64  // in bytes; 0 is 16 MiB
+	system       *system // what the default clock reads; nil is this one
 }

@@ -53,6 +53,8 @@ type span struct{ start, end int }
 // The arguments are slices of buf, and the slice of them is overwritten by the
 // next call. Next unquotes inline requests in place.
 func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
+	clear(p.args) // else they would keep a buffer that nobody needs any more
+	p.args = p.args[:0]
 	for n < len(buf) {
 		size, err := p.request(buf[n:])
 		if err != nil {
@@ -67,7 +69,6 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 		request := buf[n : n+size]
 		n += size
 		if len(p.spans) > 0 {
-			p.args = p.args[:0]
 			for _, s := range p.spans {
 				p.args = append(p.args, request[s.start:s.end:s.end])
 			}
