@@ -224,10 +224,7 @@ type account struct {
 
 	acknowledged atomic.Int64 // charged by calls that have returned
 	possible     atomic.Int64 // charged, or asked for by a call that has not returned
-	reported     atomic.Int64 // the most that any answer has said to be used
 }
-
-func (a *account) report(used int64) { raise(&a.reported, used) }
 
 func raise(v *atomic.Int64, x int64) {
 	for old := v.Load(); x > old && !v.CompareAndSwap(old, x); old = v.Load() {
