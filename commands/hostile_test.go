@@ -310,7 +310,7 @@ func testWorst(t *testing.T, a attack) {
 	const sharedBuffers = 16 << 20
 	a.Clients = 300
 	if a.Again != "" && !a.Slowly {
-		a.Clients = 32 // who keep the processors busy
+		a.Clients = 8 // who keep the processors busy
 	}
 	if testing.Short() {
 		a.Clients /= 4

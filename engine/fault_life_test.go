@@ -358,13 +358,7 @@ func (li *faultLife) doubt() {
 
 // clone returns a model like li's.
 func (li *faultLife) clone() model {
-	m := model{now: li.now, mark: li.mark, keys: maps.Clone(li.keys), seen: map[string]int{}}
-	for name, k := range m.keys {
-		k := *k
-		k.accepted, k.stamps = slices.Clone(k.accepted), slices.Clone(k.stamps)
-		m.keys[name] = &k
-	}
-	return m
+	return model{now: li.now, mark: li.mark, keys: maps.Clone(li.keys), seen: map[string]int{}}
 }
 
 // note takes down how to look at what op may change.

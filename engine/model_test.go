@@ -31,9 +31,15 @@ func (m *model) do(op engine.Op) (want engine.Result) {
 	before := m.keys[key]
 	next, want := before.do(m.now, op)
 	m.note(op, want, before, next)
-	if next != before {
-		m.keys[key], m.mark = next, m.now
+	switch {
+	case next == before:
+		return want
+	case next == nil:
+		delete(m.keys, key)
+	default:
+		m.keys[key] = next
 	}
+	m.mark = m.now
 	return want
 }
 

@@ -63,7 +63,7 @@ var killRows = []killRow{
 	{when: copying, point: "copy named", most: 4, rounds: 3},
 	{when: stopping, point: "sidecars put", most: 1, rounds: 3},
 	{when: stopping, point: "closing", most: 1, rounds: 3},
-	{when: compacting, point: "purge staged", most: 20, rounds: 2},
+	{when: compacting, point: "purge staged", most: 8, rounds: 2},
 	{when: compacting, point: "compact purging", most: 256, rounds: 4},
 	{when: compacting, point: "compact purged", most: 1, rounds: 2},
 	{when: compacting, point: "compacted", most: 1, rounds: 2},
@@ -279,6 +279,9 @@ func (k *killer) load(l *load) (killed time.Time) {
 		least = intervalHeld + time.Second
 	}
 	n := k.rng.Int64N(int64(most))
+	if !under {
+		n += 1000 // or there could be too little to do for what is killed later
+	}
 	if under && point != "" {
 		n = int64(most)
 	}
