@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -67,12 +68,31 @@ func (l *Limiter) Checkpoint(ctx context.Context, dir string) error {
 }
 
 // copyTo has Pebble make a checkpoint in dir.
-func (s *store) copyTo(ctx context.Context, dir string) error {
-	copied := func() error { return s.db.Checkpoint(dir) }
-	if s.disk == nil {
+func (l *Limiter) copyTo(ctx context.Context, dir string) error {
+	copied := func() error { return l.db.Checkpoint(dir) }
+	if l.disk == nil {
+		if err := l.beginManifest(); err != nil {
+			return err
+		}
 		return copied()
 	}
-	return s.disk.setAside(ctx, dir, copied)
+	if !l.disk.manifest.Load() {
+		if err := l.beginManifest(); err != nil {
+			return err
+		}
+	}
+	return l.disk.setAside(ctx, dir, copied)
+}
+
+// beginManifest has Pebble begin a manifest. When it opens a store without a log,
+// which is what a crash leaves while it opens one, it goes on without, and a
+// checkpoint would get an empty one, until the first table is written.
+func (l *Limiter) beginManifest() error {
+	unused := l.keys.AppendMeta(nil, "")
+	if err := l.db.Delete(unused, pebble.NoSync); err != nil {
+		return storageError(err)
+	}
+	return l.flush()
 }
 
 // Restore makes a store in dir, which must not exist or be empty, from the one

@@ -824,3 +824,34 @@ func TestRestoreFault(t *testing.T) {
 		t.Errorf("only %d faults failed Restore", failed)
 	}
 }
+
+// TestCheckpointBehindCrash cuts the power at each change of the disk that opening
+// a store takes, and makes a checkpoint of what that leaves, before anything else
+// has happened: of a store, too, that has no log to go on with.
+func TestCheckpointBehindCrash(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	cuts := newCuts(t, fs)
+	l := open(t, "store", engine.Options{FS: fs, NoPurge: true, Now: tickingClock()})
+	must(t, throttle(l, "k", 3), l.Close)
+	cuts.armed.Store(true)
+	open(t, "store", engine.Options{NoPurge: true, Now: tickingClock(), FS: newHookFS(fs, func(op errorfs.Op) error {
+		cuts.take(op)
+		return nil
+	})})
+	cuts.armed.Store(false)
+	for _, c := range cuts.taken {
+		l, err := engine.Open("store", &engine.Options{FS: c.fs, NoPurge: true, Now: tickingClock()})
+		if err != nil {
+			t.Fatalf("cut at %s: Open: %v", c.where, err)
+		}
+		left := takenTo(t, l, c.fs, "copy")
+		closeChecked(t, l)
+		if l, err = engine.Open("store", &engine.Options{FS: left, NoPurge: true, Now: tickingClock()}); err != nil {
+			t.Fatalf("cut at %s: Open of the checkpoint: %v", c.where, err)
+		}
+		if used := scanAll(t, l)["k"]; used != 3 {
+			t.Errorf("cut at %s: the checkpoint has %d used, want 3", c.where, used)
+		}
+		closeChecked(t, l)
+	}
+}

@@ -178,11 +178,20 @@ func newCutter(rng *rand.Rand) *cutter {
 // next waits until a cut has been taken. It returns false when the clients
 // have given up before.
 func (c *cutter) next(givenUp <-chan struct{}) bool {
+	c.arm()
+	return c.await(givenUp)
+}
+
+// arm has the next cut be taken at a random instant.
+func (c *cutter) arm() {
 	if c.rng.IntN(3) == 0 {
 		c.calls.Store(1 + c.rng.Int64N(100))
 	} else {
 		c.changes.Store(1 + c.rng.Int64N(50))
 	}
+}
+
+func (c *cutter) await(givenUp <-chan struct{}) bool {
 	select {
 	case <-c.taken:
 		return true

@@ -26,7 +26,8 @@ type disk struct {
 	mu    sync.Mutex
 	files map[*diskFile]struct{} // those that are open; guarded by mu
 
-	aside atomic.Pointer[aside] // where a checkpoint is being made, or nil
+	aside    atomic.Pointer[aside] // where a checkpoint is being made, or nil
+	manifest atomic.Bool           // Pebble has begun a manifest
 }
 
 func newDisk(fs vfs.FS, f *failure) *disk {
@@ -68,7 +69,11 @@ func (d *disk) Create(name string, category vfs.DiskWriteCategory) (vfs.File, er
 				return nil, err
 			}
 		}
-		return d.FS.Create(name, category)
+		f, err := d.FS.Create(name, category)
+		if strings.HasPrefix(d.PathBase(name), "MANIFEST-") && err == nil {
+			d.manifest.Store(true)
+		}
+		return f, err
 	}), nil
 }
 

@@ -395,9 +395,13 @@ func TestModel(t *testing.T) {
 // model, which never forgets what has expired.
 func TestPurgeIsNeutral(t *testing.T) {
 	seen := map[string]int{}
+	seeds := uint64(2)
+	if testing.Short() {
+		seeds = 1
+	}
 	for name, p := range map[string]purging{"on": purgeOn, "each step": purgeEachStep} {
 		for _, d := range []engine.Durability{engine.Always, engine.Interval} {
-			for seed := range uint64(2) {
+			for seed := range seeds {
 				t.Run(fmt.Sprintf("%s/%s/%d", name, d, seed), func(t *testing.T) { runModel(t, d, p, seed, seen) })
 			}
 		}

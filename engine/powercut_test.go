@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -21,32 +22,63 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// An invocation is an operation on one key at an instant of the engine's clock.
+// An invocation is something that is done to one key at an instant of the
+// engine's clock.
 type invocation struct {
-	op       engine.Op
-	now      int64
-	resetAll bool // it was a ResetAll, whose answer says nothing
+	op  engine.Op
+	now int64
+	way way
 }
+
+type way int
+
+const (
+	byItself    way = iota
+	amongAll        // a ResetAll, whose answer says nothing
+	checkpoints     // the key as it is goes into a checkpoint
+	restores        // the key becomes what it was in the checkpoint
+)
+
+// A keyState is what a key holds, and what it held in the last checkpoint.
+type keyState struct{ held, saved *modelKey }
 
 // keyModel tells which histories of a key are linearizable. An operation whose
 // answer has come is there. One that was under way when the power was cut, and
 // has no output, may have been carried out or not: either way it was before all
 // that came after the cut. One that began after the cut is in no history.
 var keyModel = (&porcupine.NondeterministicModel{
-	Init: func() []any { return []any{(*modelKey)(nil)} },
+	Init: func() []any { return []any{keyState{}} },
 	Step: func(state, input, output any) []any {
-		before, c := state.(*modelKey), input.(invocation)
-		next, want := before.do(c.now, c.op)
+		s, in := state.(keyState), input.(invocation)
+		switch in.way {
+		case checkpoints:
+			return []any{keyState{s.held, s.held}}
+		case restores:
+			return []any{keyState{s.saved, s.saved}}
+		}
+		next, want := s.held.do(in.now, in.op)
+		after := keyState{next, s.saved}
 		if got, answered := output.(engine.Result); !answered {
-			return []any{before, next}
-		} else if !c.resetAll && !(sameAnswer(got, want) && sameError(got.Err, want.Err)) {
+			return []any{s, after}
+		} else if in.way == byItself && !(sameAnswer(got, want) && sameError(got.Err, want.Err)) {
 			return nil
 		}
-		return []any{next}
+		return []any{after}
 	},
-	Equal: func(a, b any) bool { return a.(*modelKey).equal(b.(*modelKey)) },
+	Equal: func(a, b any) bool {
+		x, y := a.(keyState), b.(keyState)
+		return x.held.equal(y.held) && x.saved.equal(y.saved)
+	},
 	DescribeOperation: func(input, output any) string {
 		c := input.(invocation)
+		switch c.way {
+		case amongAll:
+			return "reset all"
+		case checkpoints:
+			return "checkpoint"
+		case restores:
+			return "restore"
+		}
 		said := fmt.Sprintf("%v at %d", c.op.Verb, c.now-epoch.UnixNano())
 		switch c.op.Verb {
 		case engine.OpThrottle, engine.OpProbe:
@@ -56,12 +88,12 @@ var keyModel = (&porcupine.NondeterministicModel{
 		case engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait:
 			said += fmt.Sprintf(" of %d under %v", c.op.N, c.op.Rolling)
 		}
-		if r, answered := output.(engine.Result); answered && !c.resetAll {
+		if r, answered := output.(engine.Result); answered {
 			return said + " = " + answer(c.op.Verb, r)
 		}
 		return said
 	},
-	DescribeState: func(state any) string { return fmt.Sprintf("%+v", state) },
+	DescribeState: func(state any) string { return fmt.Sprintf("%+v", state.(keyState).held) },
 }).ToModel()
 
 // answer writes down what r says to a verb.
@@ -89,7 +121,8 @@ const (
 )
 
 // A life is a store that serves clients until the power is cut, goes on with
-// what that has left, and so on: each time is an epoch.
+// what that has left, and so on: each time is an epoch. Now and then an epoch
+// ends in another way: what goes on is a checkpoint that was made meanwhile.
 type life struct {
 	t     *testing.T
 	rng   *rand.Rand
@@ -107,14 +140,18 @@ type life struct {
 	*cutter               // of the epoch
 	cutBegan int64        // in ticks
 	cutEnded int64
+	savedAt  int64      // what was answered before is in what is left
 	left     *vfs.MemFS // by the cut
 	where    string
 	stop     atomic.Bool
+	observer *client // looks at all keys when an epoch begins
 
 	history map[string][]porcupine.Operation // by key
 	floor   int64                            // the latest instant of a change that was acknowledged
 	cuts    []*vfs.MemFS                     // what each has left, to be kept if the test fails
 	again   int                              // cuts during recovery
+
+	checkpoints int
 }
 
 // A client calls, and takes down what it is answered.
@@ -161,7 +198,6 @@ func (li *life) open() bool {
 			second.changes.Store(1 + li.rng.Int64N(60))
 		}
 		li.cutter = newCutter(li.rng)
-		li.cutter.cut = li.takeCut
 		opts := li.opts
 		opts.FS = newHookFS(li.fs, func(op errorfs.Op) error {
 			_ = second.hook(op)
@@ -196,19 +232,53 @@ func (li *life) open() bool {
 func (li *life) takeCut(where string) {
 	li.where = where
 	li.cutBegan = li.ticks.Add(1)
+	li.savedAt = li.cutBegan
 	li.left, _ = cutPower(li.fs, li.rng)
 	li.cutEnded = li.ticks.Add(1)
 }
 
-// epoch has clients call until the power is cut.
+// checkpoint makes a checkpoint, while other clients call, and has it be what is
+// left, as a power cut right behind leaves it.
+func (li *life) checkpoint(string) {
+	li.savedAt = li.ticks.Add(1)
+	if err := li.l.Checkpoint(li.t.Context(), "copy"); err != nil {
+		li.fail("Checkpoint: %v", err)
+	}
+	li.all(checkpoints, li.savedAt, li.ticks.Add(1))
+	li.left = vfs.NewCrashableMem()
+	left := li.fs.CrashClone(vfs.CrashCloneCfg{})
+	_, err := vfs.Clone(left, li.left, "copy", "store", vfs.CloneSync)
+	root, err2 := li.left.OpenDir("/")
+	if err := errors.Join(err, err2, root.Sync()); err != nil {
+		li.fail("the checkpoint can't be copied: %v", err)
+	}
+	li.where, li.checkpoints = "a checkpoint", li.checkpoints+1
+}
+
+// all takes down something that was done to all keys.
+func (li *life) all(way way, called, returned int64) {
+	for n := range traceKeys {
+		li.observer.calls = append(li.observer.calls, porcupine.Operation{
+			ClientId: li.observer.id, Call: called, Return: returned,
+			Input: invocation{op: engine.Op{Key: keyOf(n)}, way: way}, Output: engine.Result{},
+		})
+	}
+}
+
+// lookAtAll takes down all that there is of the keys.
+func (li *life) lookAtAll() {
+	for n := range traceKeys {
+		li.do(li.observer, looksAt(n)...)
+	}
+}
+
+// epoch has clients call until the power is cut, or a checkpoint has been made.
 func (li *life) epoch() {
 	clients := make([]*client, lifeClients)
-	observer := &client{id: lifeClients, trace: newTrace(li.rng.Uint64())}
-	for n := range traceKeys {
-		li.do(observer, looksAt(n)...)
-	}
+	li.observer = &client{id: lifeClients, trace: newTrace(li.rng.Uint64())}
+	li.lookAtAll()
 	if li.rng.IntN(4) == 0 {
-		li.fill(observer)
+		li.fill(li.observer)
 	}
 	li.stop.Store(false)
 	var wg sync.WaitGroup
@@ -221,12 +291,27 @@ func (li *life) epoch() {
 		defer close(givenUp)
 		wg.Wait()
 	}()
-	if !li.next(givenUp) {
+	restoring := li.rng.IntN(5) == 0
+	if restoring {
+		li.cutter.cut = li.checkpoint
+		li.calls.Store(1 + li.rng.Int64N(100))
+	} else {
+		li.cutter.cut = li.takeCut
+		li.arm()
+	}
+	if !li.await(givenUp) {
 		return
 	}
 	li.stop.Store(true)
 	<-givenUp
-	for _, c := range append(clients, observer) {
+	if restoring {
+		li.lookAtAll()
+		called := li.ticks.Add(1)
+		li.cutBegan = li.ticks.Add(1) // it was all before
+		li.cutEnded = li.cutBegan
+		li.all(restores, called, called)
+	}
+	for _, c := range append(clients, li.observer) {
 		li.take(c.calls)
 	}
 	if err := li.l.Close(); err != nil {
@@ -245,7 +330,7 @@ func (li *life) take(calls []porcupine.Operation) {
 			continue // of this nothing can be left
 		case c.Return > li.cutBegan:
 			c.Return, c.Output = li.cutEnded, nil
-		case charges(in.op, c.Output.(engine.Result)):
+		case c.Return < li.savedAt && charges(in.op, c.Output.(engine.Result)):
 			li.floor = max(li.floor, in.now)
 		}
 		key := string(in.op.Key)
@@ -365,7 +450,7 @@ func (li *life) resetAll(c *client) {
 			li.fail("ResetAll: %v", err)
 		}
 		for n := range traceKeys {
-			note(invocation{op: engine.Op{Verb: engine.OpReset, Key: keyOf(n)}, resetAll: true}, engine.Result{})
+			note(invocation{op: engine.Op{Verb: engine.OpReset, Key: keyOf(n)}, way: amongAll}, engine.Result{})
 		}
 	})
 }
@@ -437,7 +522,7 @@ func TestPowerCut(t *testing.T) {
 	if testing.Short() {
 		n = 3
 	}
-	cuts, again, operations := 0, 0, 0
+	var cuts, again, checkpoints, operations int
 	n = lives(t, n, func(seed uint64) {
 		li := newLife(t, seed)
 		for range lifeEpochs {
@@ -453,10 +538,11 @@ func TestPowerCut(t *testing.T) {
 				li.clock.Advance(time.Duration(li.rng.Int64N(int64(20*time.Second))) - 10*time.Second)
 			}
 		}
-		cuts, again = cuts+len(li.cuts), again+li.again
+		cuts, again = cuts+len(li.cuts)-li.checkpoints, again+li.again
+		checkpoints += li.checkpoints
 		operations += li.check()
 	})
-	t.Logf("%d lives, %d cuts, another %d during recovery, %d operations", n, cuts, again, operations)
+	t.Logf("%d lives, %d cuts, another %d during recovery, %d checkpoints, %d operations", n, cuts, again, checkpoints, operations)
 }
 
 // A diary is what an only client has led a store through: its state at first,
