@@ -140,6 +140,7 @@ func (s *session) do(args [][]byte) {
 // replies to their commands.
 func (s *session) settle() {
 	if len(s.calls) == 0 {
+		s.shrink() // a long command may have been refused
 		return
 	}
 	s.results = s.srv.limiter.Do(s.ops, s.results[:0])
