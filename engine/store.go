@@ -18,7 +18,6 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/cockroachdb/pebble/v2/wal"
 
 	"github.com/gabiondb/gabion/codec"
 )
@@ -121,7 +120,7 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
 		if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, pebble.ErrDBNotPristine) {
-			return "", fmt.Errorf("%w: %s: %w%s", ErrDamaged, dir, err, damagedLog(dir, fsys))
+			return "", fmt.Errorf("%w: %s: %w%s", ErrDamaged, dir, err, detail(err))
 		}
 		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
@@ -129,23 +128,11 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 	return dir, nil
 }
 
-// damagedLog says which is the first log in dir that can't be read to its end,
-// since Pebble's errors don't.
-func damagedLog(dir string, fsys vfs.FS) string {
-	logs, _ := wal.Scan(wal.Dir{FS: fsys, Dirname: dir}) // sorted
-	for _, log := range logs {
-		r := log.OpenForRead()
-		var record io.Reader
-		var err error
-		for err == nil {
-			if record, _, err = r.NextRecord(); err == nil {
-				_, err = io.Copy(io.Discard, record)
-			}
-		}
-		_ = r.Close()
-		if _, name := log.SegmentLocation(0); !errors.Is(err, io.EOF) {
-			return fmt.Sprintf(" (the log %s)", name)
-		}
+// detail returns what Pebble knows of err beyond its words, such as the log that
+// can't be read and where.
+func detail(err error) string {
+	if d := interface{ ErrorDetail() string }(nil); errors.As(err, &d) {
+		return " (" + d.ErrorDetail() + ")"
 	}
 	return ""
 }
