@@ -309,9 +309,10 @@ func (s *store) flush() error {
 	return nil
 }
 
-// compact has Pebble rewrite its tables from lower to upper. Pebble goes on
-// trying with a table that it can't read, and does not get to an end with one
-// that is on no disk, so whatever fails in the background ends it.
+// compact has Pebble rewrite its tables from lower to upper. It returns ctx's
+// error, or one that wraps ErrStorage. Pebble goes on trying with a table that it
+// can't read, and does not get to an end with one that is on no disk, so whatever
+// fails in the background ends it.
 func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 	compacting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -326,10 +327,13 @@ func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 		}
 	}()
 	err := s.db.Compact(compacting, lower, upper, true)
-	if err != nil && ctx.Err() == nil && compacting.Err() != nil {
-		err = context.Cause(compacting)
+	if failed := s.failure.get(); failed != nil || err == nil {
+		return failed
 	}
-	return cmp.Or(s.failure.get(), err)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return storageError(cmp.Or(context.Cause(compacting), err))
 }
 
 // isEmpty tells whether db holds no key at all under the prefix of keys.
