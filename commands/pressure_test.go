@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -230,4 +232,22 @@ func TestIdleTimeout(t *testing.T) {
 			t.Errorf("it was closed after %v, want %v", took, 3*59*time.Minute+time.Hour)
 		}
 	})
+}
+
+// A long command that is refused holds no place among the large runs.
+func TestRefusedCommandIsNoLargeRun(t *testing.T) {
+	c := serve(t, commands.Config{}).dial()
+	keys := slices.Repeat([]string{"key"}, 100)
+	refused := request(append([]string{"DEL", ""}, keys...)...)
+	for range 100 {
+		if got, want := c.ask(refused), "-ERR key is not 1 to 4096 bytes long\r\n"; got != want {
+			t.Fatalf("DEL with an empty key: %q, want %q", got, want)
+		}
+		// The run that the connection had is not to be what the next one gets.
+		runtime.GC()
+		runtime.GC()
+	}
+	if got, want := c.ask(request(append([]string{"DEL"}, keys...)...)), ":0\r\n"; got != want {
+		t.Errorf("DEL: %q, want %q", got, want)
+	}
 }

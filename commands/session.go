@@ -10,9 +10,8 @@ import (
 )
 
 const (
-	// maxRun is the number of operations at which a run is handed to the
-	// engine, though more requests of the pipeline are there. A command of
-	// many keys may exceed it by their number.
+	// maxRun is the most operations of a run. Before it could have more it is
+	// handed to the engine, though more requests of the pipeline are there.
 	maxRun = 1024
 
 	// smallRun is the number of operations above which a run is large, and
@@ -114,6 +113,10 @@ func (s *session) do(args [][]byte) {
 	s.last.Store(c)
 	c.calls.Add(1)
 	if c.plan != nil {
+		// A command has fewer operations than arguments, its name included.
+		if len(s.ops)+len(args) > maxRun {
+			s.settle()
+		}
 		if len(s.ops)+len(args) > smallRun {
 			s.enlarge()
 		}
@@ -125,9 +128,6 @@ func (s *session) do(args [][]byte) {
 		}
 		s.ops = ops
 		s.calls = append(s.calls, call{c, len(ops) - before})
-		if len(s.ops) >= maxRun {
-			s.settle()
-		}
 		return
 	}
 	s.settle()
@@ -140,6 +140,7 @@ func (s *session) do(args [][]byte) {
 // replies to their commands.
 func (s *session) settle() {
 	if len(s.calls) == 0 {
+		s.shrink() // a long command may have been refused
 		return
 	}
 	s.results = s.srv.limiter.Do(s.ops, s.results[:0])

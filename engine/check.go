@@ -110,12 +110,8 @@ func (r Remedy) String() string {
 // limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, or what Pebble and the
 // file system say.
 func Check(dir string, opts *Options, progress func(slices int)) (r Report, err error) {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	o.setDefaults()
-	if err := o.validate(); err != nil {
+	o, err := opts.complete()
+	if err != nil {
 		return Report{}, err
 	}
 	s := store{failure: failure{failed: make(chan struct{})}}

@@ -747,6 +747,9 @@ func TestCheckFlippedBits(t *testing.T) {
 			}
 		}
 	}
+	if testing.Short() {
+		return // too few to have hit each
+	}
 	if partly["rates"] == 0 || partly["requests"] == 0 || partly["chunks"] == 0 {
 		t.Errorf("so many damages were to parts: %v", partly)
 	}

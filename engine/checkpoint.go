@@ -110,12 +110,8 @@ func (l *Limiter) beginManifest() error {
 // Other errors: limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, or what
 // Pebble and the file system say.
 func Restore(backup, dir string, opts *Options, progress func(done, of int)) (Report, error) {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	o.setDefaults()
-	if err := o.validate(); err != nil {
+	o, err := opts.complete()
+	if err != nil {
 		return Report{}, err
 	}
 	if progress == nil {
@@ -217,25 +213,23 @@ func makeStore(fsys vfs.FS, dir, outside string, fill func(temp string) error) (
 		if dir, err = filepath.Abs(dir); err != nil {
 			return err
 		}
+		if dir, err = realName(dir); err != nil {
+			return err
+		}
 	}
 	dir = fsys.PathJoin(dir) // without a slash at the end
 	if strings.HasSuffix(dir, partial) {
 		return fmt.Errorf("%s: a name with %s at its end is for what is not complete", dir, partial)
 	}
-	if err := makeDir(fsys, fsys.PathDir(dir)); err != nil {
-		return err
-	}
 	found, err := emptyDir(fsys, dir)
 	if err != nil {
 		return err
 	}
-	if fsys == defaultFS {
-		if dir, err = realName(dir, found); err != nil {
-			return err
-		}
-	}
 	if contains(fsys, outside, dir) {
 		return fmt.Errorf("%s lies in %s", dir, outside)
+	}
+	if err := makeDir(fsys, fsys.PathDir(dir)); err != nil {
+		return err
 	}
 	temp := dir + partial
 	if _, err := fsys.Stat(temp); !errors.Is(err, fs.ErrNotExist) {
@@ -284,14 +278,14 @@ func emptyDir(fsys vfs.FS, dir string) (found bool, err error) {
 	return true, err
 }
 
-// realName is realPath for a directory that need not be there: the one above it
-// is.
-func realName(dir string, found bool) (string, error) {
-	if found {
-		return realPath(dir)
+// realName is realPath for an absolute name that need not be there.
+func realName(name string) (string, error) {
+	real, err := filepath.EvalSymlinks(name)
+	if above := filepath.Dir(name); errors.Is(err, fs.ErrNotExist) && above != name {
+		above, err = realName(above)
+		return filepath.Join(above, filepath.Base(name)), err
 	}
-	above, err := realPath(filepath.Dir(dir))
-	return filepath.Join(above, filepath.Base(dir)), err
+	return real, err
 }
 
 // contains tells whether name is, or lies in, the directory dir.

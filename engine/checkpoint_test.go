@@ -432,6 +432,9 @@ func TestCheckpointRefused(t *testing.T) {
 					t.Errorf("Checkpoint(%s) = %v, want %s", refused.dir, err, refused.why)
 				}
 			}
+			if _, err := disk.Stat(in("store/a")); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("Stat of a directory that a checkpoint was refused in = %v, want %v", err, fs.ErrNotExist)
+			}
 			ended, cancel := context.WithCancel(t.Context())
 			cancel()
 			if err := l.Checkpoint(ended, in("new")); !errors.Is(err, context.Canceled) {

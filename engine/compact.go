@@ -34,7 +34,7 @@ func (l *Limiter) Compact(ctx context.Context, progress func(done, of int)) erro
 	for i := range parts {
 		lower, upper := l.keys.StatePart(i, parts)
 		if err := l.compact(ctx, lower, upper); err != nil {
-			return storageError(err)
+			return err
 		}
 		progress(passes*(parts+i+1), 2*passes*parts)
 	}

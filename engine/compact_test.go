@@ -33,8 +33,19 @@ func TestCompact(t *testing.T) {
 		t.Errorf("%d records are left by a Compact that was cancelled before it began, want 5001", n)
 	}
 
+	// All is purged, and nothing compacted yet.
+	half, stop := context.WithCancel(t.Context())
+	err := l.Compact(half, func(done, of int) {
+		if 2*done == of {
+			stop()
+		}
+	})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, engine.ErrStorage) {
+		t.Errorf("Compact = %v, want %v alone", err, context.Canceled)
+	}
+
 	done, of := 0, 0
-	err := l.Compact(t.Context(), func(now, all int) {
+	err = l.Compact(t.Context(), func(now, all int) {
 		if now <= done && done > 0 || of != 0 && all != of {
 			t.Errorf("progress from %d of %d to %d of %d", done, of, now, all)
 		}

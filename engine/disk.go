@@ -239,7 +239,7 @@ func (f *diskFile) Close() error {
 	return nil
 }
 
-// prefixFile is a file that ends before it does.
+// prefixFile is a file that shows no more than its first bytes.
 type prefixFile struct {
 	vfs.File
 	left int64 // bytes

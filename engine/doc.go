@@ -44,9 +44,6 @@
 // Checkpoint copies a store while it is open, and Restore makes a store from such
 // a copy.
 //
-// Checkpoint copies a store while it is open, and Restore makes a store from such
-// a copy.
-//
 // # Time
 //
 // The engine's clock is the wall clock's reading when the store was opened,

@@ -70,14 +70,11 @@ func Open(dir string, opts *Options) (*Limiter, error) {
 
 // newLimiter returns a limiter that has no store yet.
 func newLimiter(keys codec.Keyspace, opts *Options) (*Limiter, error) {
-	l := &Limiter{keys: keys}
-	if opts != nil {
-		l.opts = *opts
-	}
-	l.opts.setDefaults()
-	if err := l.opts.validate(); err != nil {
+	o, err := opts.complete()
+	if err != nil {
 		return nil, err
 	}
+	l := &Limiter{keys: keys, opts: o}
 	l.store.failure.failed = make(chan struct{})
 	l.checkpoint = make(passLock, 1)
 	l.purger.wake, l.purger.mu = make(chan struct{}, 1), make(passLock, 1)
@@ -235,6 +232,17 @@ func (l *Limiter) Metrics() Metrics {
 	m.Flushes = p.Flush.Count
 	m.Compactions = p.Compact.Count
 	return m
+}
+
+// complete returns o, which may be nil, with the defaults in place of zeros, and
+// what validate says of that.
+func (o *Options) complete() (Options, error) {
+	var all Options
+	if o != nil {
+		all = *o
+	}
+	all.setDefaults()
+	return all, all.validate()
 }
 
 // validate returns an error that wraps limit.ErrInvalid and names the option

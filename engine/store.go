@@ -18,7 +18,6 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/cockroachdb/pebble/v2/wal"
 
 	"github.com/gabiondb/gabion/codec"
 )
@@ -121,7 +120,7 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
 		if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, pebble.ErrDBNotPristine) {
-			return "", fmt.Errorf("%w: %s: %w%s", ErrDamaged, dir, err, damagedLog(dir, fsys))
+			return "", fmt.Errorf("%w: %s: %w%s", ErrDamaged, dir, err, detail(err))
 		}
 		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
 	}
@@ -129,23 +128,11 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 	return dir, nil
 }
 
-// damagedLog says which is the first log in dir that can't be read to its end,
-// since Pebble's errors don't.
-func damagedLog(dir string, fsys vfs.FS) string {
-	logs, _ := wal.Scan(wal.Dir{FS: fsys, Dirname: dir}) // sorted
-	for _, log := range logs {
-		r := log.OpenForRead()
-		var record io.Reader
-		var err error
-		for err == nil {
-			if record, _, err = r.NextRecord(); err == nil {
-				_, err = io.Copy(io.Discard, record)
-			}
-		}
-		_ = r.Close()
-		if _, name := log.SegmentLocation(0); !errors.Is(err, io.EOF) {
-			return fmt.Sprintf(" (the log %s)", name)
-		}
+// detail returns what Pebble knows of err beyond its words, such as the log that
+// can't be read and where.
+func detail(err error) string {
+	if d := interface{ ErrorDetail() string }(nil); errors.As(err, &d) {
+		return " (" + d.ErrorDetail() + ")"
 	}
 	return ""
 }
@@ -322,9 +309,10 @@ func (s *store) flush() error {
 	return nil
 }
 
-// compact has Pebble rewrite its tables from lower to upper. Pebble goes on
-// trying with a table that it can't read, and does not get to an end with one
-// that is on no disk, so whatever fails in the background ends it.
+// compact has Pebble rewrite its tables from lower to upper. It returns ctx's
+// error, or one that wraps ErrStorage. Pebble goes on trying with a table that it
+// can't read, and does not get to an end with one that is on no disk, so whatever
+// fails in the background ends it.
 func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 	compacting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -339,10 +327,13 @@ func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 		}
 	}()
 	err := s.db.Compact(compacting, lower, upper, true)
-	if err != nil && ctx.Err() == nil && compacting.Err() != nil {
-		err = context.Cause(compacting)
+	if failed := s.failure.get(); failed != nil || err == nil {
+		return failed
 	}
-	return cmp.Or(s.failure.get(), err)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return storageError(cmp.Or(context.Cause(compacting), err))
 }
 
 // isEmpty tells whether db holds no key at all under the prefix of keys.
