@@ -10,7 +10,7 @@ import (
 
 const (
 	errBackupOff   Error = "ERR backups are off, the server was started without --backup-dir"
-	errBackupName  Error = "ERR the name of a backup is 1 to 128 of A-Z a-z 0-9 . _ - and doesn't begin with a dot"
+	errBackupName  Error = "ERR the name of a backup is 1 to 128 of A-Z a-z 0-9 . _ - and begins with a letter or digit"
 	errBackupTaken Error = "ERR another backup is being made"
 )
 
@@ -50,14 +50,11 @@ func runBackup(s *session, args [][]byte) error {
 }
 
 func isBackupName(name []byte) bool {
-	if len(name) == 0 || len(name) > 128 || name[0] == '.' {
-		return false
-	}
-	for _, c := range name {
+	for i, c := range name {
 		letter, digit := 'a' <= c|0x20 && c|0x20 <= 'z', '0' <= c && c <= '9'
-		if !letter && !digit && c != '.' && c != '_' && c != '-' {
+		if !letter && !digit && (i == 0 || c != '.' && c != '_' && c != '-') {
 			return false
 		}
 	}
-	return true
+	return 1 <= len(name) && len(name) <= 128
 }

@@ -15,7 +15,7 @@ import (
 func TestBackup(t *testing.T) {
 	fs := vfs.NewMem()
 	f := serveStore(t, commands.Config{BackupDir: "backups"}, engine.Options{FS: fs})
-	const refused = "-ERR the name of a backup is 1 to 128 of A-Z a-z 0-9 . _ - and doesn't begin with a dot\r\n"
+	const refused = "-ERR the name of a backup is 1 to 128 of A-Z a-z 0-9 . _ - and begins with a letter or digit\r\n"
 	c := f.dial()
 	for _, step := range []struct{ request, want string }{
 		{words("CL.THROTTLE user:42 15 30 60"), ints(0, 16, 15, -1, 2)},

@@ -114,8 +114,15 @@ func Check(dir string, opts *Options, progress func(slices int)) (r Report, err 
 	if err != nil {
 		return Report{}, err
 	}
+	if err := whole(dir, o.FS); err != nil {
+		return Report{}, err
+	}
+	return check(dir, &o, progress)
+}
+
+func check(dir string, o *Options, progress func(slices int)) (r Report, err error) {
 	s := store{failure: failure{failed: make(chan struct{})}}
-	if dir, err = s.attach(dir, &o, true, nil); err != nil {
+	if dir, err = s.attach(dir, o, true, nil); err != nil {
 		if !errors.Is(err, ErrDamaged) && !pebble.IsCorruptionError(err) {
 			return Report{}, err
 		}

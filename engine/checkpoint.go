@@ -17,11 +17,20 @@ import (
 // making it.
 const partial = ".partial"
 
-// Checkpoint makes a copy of the store in dir, which must not exist or be empty,
-// and not lie in the store. The copy holds everything that was answered before
-// Checkpoint was called, whatever the durability, and of what is changed
-// meanwhile everything up to some instant. Calls go on meanwhile. The copy is a
-// store like one that a crash has left, for Open, Check and Restore.
+// whole returns an error if dir has the name of a store that is being made. It
+// may look like a whole one.
+func whole(dir string, fsys vfs.FS) error {
+	if dir = fsys.PathJoin(dir); strings.HasSuffix(dir, partial) {
+		return fmt.Errorf("%w: %s is a copy that is being made, or was cut off and is to be removed", ErrForeign, dir)
+	}
+	return nil
+}
+
+// Checkpoint makes a copy of the store in dir, which must not exist or be empty
+// (then it is made anew), and not lie in the store. The copy holds everything
+// that was answered before Checkpoint was called, whatever the durability, and of
+// what is changed meanwhile everything up to some instant. Calls go on meanwhile.
+// The copy is a store like one that a crash has left, for Open, Check and Restore.
 //
 // Tables are shared with the copy, by links, where the file system can do that:
 // then making it takes next to no time and no space at first, but damage to such
@@ -33,10 +42,6 @@ const partial = ".partial"
 // removed. A ctx that ends makes Checkpoint give up, with ctx's error. One that
 // fails leaves nothing, as far as the file system lets it, and is no failure of
 // the store.
-//
-// Of a limiter on a database that somebody else has opened it copies all of the
-// database. Options.FS must then be the file system of that, and ctx is looked
-// at only when Pebble is done.
 func (l *Limiter) Checkpoint(ctx context.Context, dir string) error {
 	if !l.calls.enter() {
 		return ErrClosed
@@ -105,11 +110,12 @@ func (l *Limiter) beginManifest() error {
 // wrong with it, unless none of that needs a remedy.
 //
 // Of opts it takes what Check takes. progress, unless it is nil, is called with
-// how much is done, and of how much, which stays the same.
+// how much is done, and of how much, which stays the same. A ctx that ends makes
+// Restore give up, between two files or when all is checked, with ctx's error.
 //
 // Other errors: limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, or what
 // Pebble and the file system say.
-func Restore(backup, dir string, opts *Options, progress func(done, of int)) (Report, error) {
+func Restore(ctx context.Context, backup, dir string, opts *Options, progress func(done, of int)) (Report, error) {
 	o, err := opts.complete()
 	if err != nil {
 		return Report{}, err
@@ -117,19 +123,22 @@ func Restore(backup, dir string, opts *Options, progress func(done, of int)) (Re
 	if progress == nil {
 		progress = func(int, int) {}
 	}
-	r, err := restore(backup, dir, &o, progress)
+	r, err := restore(ctx, backup, dir, &o, progress)
 	if err != nil {
 		return r, fmt.Errorf("engine: restore %s: %w", backup, err)
 	}
 	return r, nil
 }
 
-func restore(backup, dir string, opts *Options, progress func(done, of int)) (r Report, err error) {
+func restore(ctx context.Context, backup, dir string, opts *Options, progress func(done, of int)) (r Report, err error) {
 	fsys := opts.FS
 	if fsys == defaultFS {
 		if backup, err = realPath(backup); err != nil {
 			return r, err
 		}
+	}
+	if err := whole(backup, fsys); err != nil {
+		return r, err
 	}
 	if found, err := peek(backup, fsys); err != nil {
 		return r, err
@@ -148,16 +157,16 @@ func restore(backup, dir string, opts *Options, progress func(done, of int)) (r 
 	err = makeStore(fsys, dir, backup, func(temp string) error {
 		// Copying and checking are given half of the way each.
 		const half, all = ScanEnd, 2 * ScanEnd
-		if err := copyFiles(fsys, backup, temp, func(done, of int64) { progress(int(done*half/of), all) }); err != nil {
+		if err := copyFiles(ctx, fsys, backup, temp, func(done, of int64) { progress(int(done*half/of), all) }); err != nil {
 			return err
 		}
-		if r, err = Check(temp, opts, func(slices int) { progress(half+slices, all) }); err != nil {
+		if r, err = check(temp, opts, func(slices int) { progress(half+slices, all) }); err != nil {
 			return err
 		}
 		if !r.harmless() {
 			return ErrDamaged
 		}
-		return nil
+		return ctx.Err()
 	})
 	return r, err
 }
@@ -169,7 +178,7 @@ func (r *Report) harmless() bool {
 
 // copyFiles makes the directory to and copies the files of the store in from to
 // it.
-func copyFiles(fsys vfs.FS, from, to string, progress func(done, of int64)) error {
+func copyFiles(ctx context.Context, fsys vfs.FS, from, to string, progress func(done, of int64)) error {
 	names, err := fsys.List(from)
 	if err != nil {
 		return err
@@ -192,6 +201,9 @@ func copyFiles(fsys vfs.FS, from, to string, progress func(done, of int64)) erro
 		return err
 	}
 	for _, name := range files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if err := vfs.Copy(fsys, fsys.PathJoin(from, name), fsys.PathJoin(to, name)); err != nil {
 			return err
 		}
@@ -239,10 +251,19 @@ func makeStore(fsys vfs.FS, dir, outside string, fill func(temp string) error) (
 		return err
 	}
 
-	err = fill(temp)
-	if err == nil && found {
-		err = fsys.Remove(dir)
+	if found {
+		// One that is a mount point, say, can't be put in the place of, and it
+		// is better to know that at once.
+		if err := fsys.Remove(dir); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, makeDir(fsys, dir))
+			}
+		}()
 	}
+	err = fill(temp)
 	if err == nil {
 		err = fsys.Rename(temp, dir)
 	}

@@ -635,7 +635,7 @@ func TestCheckpointOfBorrowedStore(t *testing.T) {
 
 // restoreInto restores the store "store" of fs to dir.
 func restoreInto(fs vfs.FS, dir string) (engine.Report, error) {
-	return engine.Restore("store", dir, &engine.Options{FS: fs, Now: atCheckTime}, nil)
+	return engine.Restore(context.Background(), "store", dir, &engine.Options{FS: fs, Now: atCheckTime}, nil)
 }
 
 // TestRestore restores a backup twice. What is made is as the backup was, and
@@ -652,7 +652,7 @@ func TestRestore(t *testing.T) {
 	for _, name := range []string{"first", "second/deep"} {
 		restored := filepath.Join(root, name)
 		last, all := 0, 0
-		r, err := engine.Restore(backup, restored, &engine.Options{Now: newManualClock(epoch).Now}, func(done, of int) {
+		r, err := engine.Restore(t.Context(), backup, restored, &engine.Options{Now: newManualClock(epoch).Now}, func(done, of int) {
 			if done < last || done > of || all != 0 && all != of {
 				t.Errorf("progress is %d of %d after %d of %d", done, of, last, all)
 			}
@@ -753,6 +753,47 @@ func TestRestoreRefused(t *testing.T) {
 	}
 }
 
+// TestPartialIsNoStore has a store lie under the name of one that is being made.
+func TestPartialIsNoStore(t *testing.T) {
+	fs := vfs.NewMem()
+	opts := &engine.Options{FS: fs}
+	must(t, open(t, "store", *opts).Close, func() error { return fs.Rename("store", "copy.partial") })
+	_, errOpen := engine.Open("copy.partial", opts)
+	_, errCheck := engine.Check("copy.partial/", opts, nil)
+	_, errRestore := engine.Restore(t.Context(), "copy.partial", "new", opts, nil)
+	for name, err := range map[string]error{"Open": errOpen, "Check": errCheck, "Restore": errRestore} {
+		if !errors.Is(err, engine.ErrForeign) {
+			t.Errorf("%s = %v, want %v", name, err, engine.ErrForeign)
+		}
+	}
+}
+
+// TestRestoreGivenUp ends the context while files are copied, once into a new
+// directory and once into an empty one.
+func TestRestoreGivenUp(t *testing.T) {
+	for _, empty := range []bool{false, true} {
+		fs := vfs.NewMem()
+		l := open(t, "store", engine.Options{FS: fs})
+		must(t, throttle(l, "k", 3), l.Close)
+		if empty {
+			must(t, func() error { return fs.MkdirAll("new", 0o755) })
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := engine.Restore(ctx, "store", "new", &engine.Options{FS: fs}, func(int, int) { cancel() }); !errors.Is(err, context.Canceled) {
+			t.Errorf("Restore = %v, want %v", err, context.Canceled)
+		}
+		names, err := fs.List("")
+		slices.Sort(names)
+		want := []string{"store"}
+		if empty {
+			want = []string{"new", "store"}
+		}
+		if !slices.Equal(names, want) || err != nil {
+			t.Errorf("there are %q, %v, want %q", names, err, want)
+		}
+	}
+}
+
 // TestRestoreTakesHarmlessDamage restores a backup of which no answer depends on
 // what is wrong.
 func TestRestoreTakesHarmlessDamage(t *testing.T) {
@@ -789,7 +830,7 @@ func TestPowerCutWhileRestoring(t *testing.T) {
 			must(t, throttle(l, "k", 1), l.Close, func() error { return fs.MkdirAll("empty", 0o755) })
 			hooked := newHookFS(fs, func(op errorfs.Op) error { cuts.take(op); return nil })
 			cuts.check(dir, 3, func() error {
-				_, err := engine.Restore("store", dir, &engine.Options{FS: hooked, Now: tickingClock()}, nil)
+				_, err := engine.Restore(context.Background(), "store", dir, &engine.Options{FS: hooked, Now: tickingClock()}, nil)
 				return err
 			})
 		})

@@ -42,6 +42,9 @@ const slowDisk = 5 * time.Second
 // When it fails nothing is left open. Pebble calls written with the tables that
 // it has flushed or compacted.
 func (s *store) open(dir string, keys *codec.Keyspace, opts *Options, written func([]pebble.TableInfo)) (mark codec.Mark, err error) {
+	if err := whole(dir, opts.FS); err != nil {
+		return mark, err
+	}
 	if err := makeDir(opts.FS, dir); err != nil {
 		return mark, fmt.Errorf("engine: make the store's directory: %w", err)
 	}

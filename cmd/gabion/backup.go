@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/signal"
 	"path"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -30,7 +27,8 @@ gabion restore makes a store to serve from it.
 
 Where the file system can, tables are linked, so that a copy on the same disk
 takes hardly any time and space; but damage to such a table is damage to both.
-For a backup that outlives the disk, copy it to another.
+For a backup that outlives the disk, copy it to another. Damage is copied along,
+unseen: gabion check tells of it.
 
 A copy that is cut off is called DEST.partial, and is to be removed.
 
@@ -63,7 +61,7 @@ func (p *program) backup(t *target, dest string) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible()
 	defer stop()
 	_, clear := p.progress("copying the store")
 	err = l.Checkpoint(ctx, dest)
@@ -147,10 +145,14 @@ func (p *program) restore(backup, dir string) error {
 	if p.tune != nil {
 		p.tune(opts)
 	}
+	ctx, stop := interruptible()
+	defer stop()
 	progress, clear := p.progress("copying the backup")
-	r, err := engine.Restore(backup, dir, opts, progress)
+	r, err := engine.Restore(ctx, backup, dir, opts, progress)
 	clear()
 	switch {
+	case errors.Is(err, context.Canceled):
+		return errors.New("interrupted: nothing was restored")
 	case errors.Is(err, engine.ErrDamaged):
 		return fmt.Errorf("%s is damaged: nothing was made of it, gabion check tells what is wrong and what mends it", backup)
 	case err != nil:

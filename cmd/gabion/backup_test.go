@@ -78,3 +78,25 @@ func TestBackupUnderLoad(t *testing.T) {
 		t.Logf("%s: backed up after %d charges of key:0, and before %d", durability, before[0], after[0])
 	}
 }
+
+// TestBackupDirRefused starts servers with directories for backups that can't be.
+func TestBackupDirRefused(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	store := filepath.Join(dir, "store")
+	for backups, want := range map[string]string{
+		store:                           "lies in the store",
+		filepath.Join(store, "backups"): "lies in the store",
+		file:                            "can't make the directory for backups",
+		filepath.Join(file, "backups"):  "can't make the directory for backups",
+	} {
+		var out bytes.Buffer
+		status := run([]string{"serve", "--dir", store, "--addr", "127.0.0.1:0", "--backup-dir", backups}, &out, &out)
+		if status != exitError || !strings.Contains(out.String(), want) {
+			t.Errorf("serve --backup-dir %s: status %d, %q, want %d and %q", backups, status, &out, exitError, want)
+		}
+	}
+}

@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -59,7 +56,7 @@ func (p *program) compact(dir string, trustClock bool) error {
 	if err != nil {
 		return stopFirst(dir, err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible()
 	defer stop()
 	before := l.Metrics()
 	progress, clear := p.progress("purging")

@@ -4,10 +4,12 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
 	"syscall"
 
@@ -204,4 +206,9 @@ func (p *program) printVerbHelp(v verb, fs *pflag.FlagSet) error {
 	_, err := fmt.Fprintf(p.stdout, "Usage:\n  %s\n\n%s%s.\n%s%s",
 		strings.Join(usage, " "), strings.ToUpper(v.summary[:1]), v.summary[1:], v.help, flags)
 	return err
+}
+
+// interruptible returns a context that ends when the process is told to.
+func interruptible() (ctx context.Context, stop func()) {
+	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 }

@@ -182,16 +182,21 @@ func (f *serveFlags) serve(p *program) error {
 	if err != nil {
 		return err
 	}
+	if backupDir != "" {
+		if err := makeBackupDir(backupDir, dir); err != nil {
+			return errors.Join(err, l.Close())
+		}
+	}
+	// Until here a signal just ends the process; nobody has been answered.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(signals)
 	// Listening comes after opening, so that a port that is open is a server
 	// that answers.
 	ln, err := net.ListenTCP("tcp", addr)
 	if err != nil {
 		return errors.Join(fmt.Errorf("can't listen: %w", err), l.Close())
 	}
-	// Until here a signal just ends the process; nobody has been answered.
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	defer signal.Stop(signals)
 	log.Info("serving",
 		"addr", ln.Addr().String(),
 		"dir", dir,
@@ -217,6 +222,25 @@ func (f *serveFlags) serve(p *program) error {
 		log.Info("stopped")
 	}
 	return err
+}
+
+// makeBackupDir makes the directory for backups, unless it is there. It must not
+// lie in the store's.
+func makeBackupDir(dir, store string) error {
+	for _, resolve := range []func(string) (string, error){filepath.Abs, filepath.EvalSymlinks} {
+		from, err1 := resolve(store)
+		to, err2 := resolve(dir)
+		if err1 != nil || err2 != nil {
+			continue // it is not there yet
+		}
+		if way, err := filepath.Rel(from, to); err == nil && filepath.IsLocal(way) {
+			return fmt.Errorf("--backup-dir %s lies in the store", dir)
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("can't make the directory for backups: %w", err)
+	}
+	return nil
 }
 
 // serveUntil serves until a signal, a failure of the store or one of the
