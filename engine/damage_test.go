@@ -339,6 +339,35 @@ func TestMissingFiles(t *testing.T) {
 	}
 }
 
+// TestTruncatedTable cuts off the end of each table of a store.
+func TestTruncatedTable(t *testing.T) {
+	s := newDamagedStore(t)
+	names, err := s.left.List("store")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables := 0
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".sst") {
+			continue
+		}
+		tables++
+		fs := s.left.CrashClone(vfs.CrashCloneCfg{})
+		truncate(t, fs, "store/"+name, s.size(t, name)-1)
+		syncNames(t, fs)
+		opts := s.options(fs.CrashClone(vfs.CrashCloneCfg{}))
+		if r, err := engine.Check("store", &opts, nil); err != nil || r.Damaged == 0 {
+			t.Errorf("with %s cut off Check finds %d, %v", name, r.Damaged, err)
+		}
+		if o, err := s.open(fs); o != byOpen || !errors.Is(err, engine.ErrDamaged) || !strings.Contains(err.Error(), name) {
+			t.Errorf("with %s cut off: outcome %d, %v, want %v of %s", name, o, err, engine.ErrDamaged, name)
+		}
+	}
+	if tables == 0 {
+		t.Error("there are no tables")
+	}
+}
+
 // change damages a part of a file for good.
 func change(t *testing.T, fs vfs.FS, name string, d damageTo) {
 	t.Helper()

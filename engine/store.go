@@ -122,7 +122,8 @@ func (s *store) attach(dir string, opts *Options, readOnly bool, written func([]
 	if s.db, err = pebble.Open(dir, options); err != nil {
 		err = cmp.Or(s.failure.get(), err)
 		disk.abandon(err)
-		if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, pebble.ErrDBNotPristine) {
+		if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, pebble.ErrDBNotPristine) ||
+			strings.Contains(err.Error(), "object size mismatch") { // a table that is cut off: Pebble has no error for it
 			return "", fmt.Errorf("%w: %s: %w%s", ErrDamaged, dir, err, detail(err))
 		}
 		return "", fmt.Errorf("engine: open the store in %s: %w", dir, err)
