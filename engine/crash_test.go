@@ -292,7 +292,9 @@ func (c *cuts) check(dir string, used int64, make func() error) {
 	if !exists(t, last, dir) {
 		t.Errorf("a cut behind it leaves no %s", dir)
 	}
+	c.mu.Lock()
 	c.taken = append(c.taken, cut{last, "its end"})
+	c.mu.Unlock()
 	whole := 0
 	all := c.each(func(fs *vfs.MemFS) error {
 		if names, _ := fs.List(dir); len(names) == 0 {
