@@ -95,7 +95,11 @@ func TestClockWalk(t *testing.T) {
 			}
 			w.fs = vfs.NewCrashableMem()
 			w.open(0)
-			defer func() { closeChecked(t, w.l) }()
+			defer func() {
+				if closeChecked(t, w.l); t.Failed() {
+					keep(t, w.fs, "clock")
+				}
+			}()
 			for range steps {
 				if w.step(n%3 == 0); t.Failed() {
 					return

@@ -1,11 +1,11 @@
 package engine_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -54,13 +54,13 @@ func lives(t *testing.T, n int, live func(seed uint64)) (lived int) {
 	return lived
 }
 
-// keep writes what is left of a store that a test has failed on to a directory
+// keep writes the file system of a store that a test has failed on to a directory
 // of its own, and has the test say where.
-func keep(t testing.TB, fs vfs.FS, name string) string {
+func keep(t testing.TB, fs *vfs.MemFS, name string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gabion-"+name+"-")
 	if err == nil {
-		_, err = vfs.Clone(fs, vfs.Default, "store", filepath.Join(dir, "store"))
+		_, err = vfs.Clone(fs, vfs.Default, "/", dir)
 	}
 	if err != nil {
 		t.Errorf("keep the store: %v", err)
@@ -226,6 +226,99 @@ func (c *cutter) hook(op errorfs.Op) error {
 
 func place(op errorfs.Op) string { return fmt.Sprintf("operation %d on %s", op.Kind, op.Path) }
 
+// cuts are the power cuts at every change of the disk, while they are armed.
+type cuts struct {
+	t     *testing.T
+	fs    *vfs.MemFS
+	rng   *rand.Rand
+	armed atomic.Bool
+
+	mu    sync.Mutex
+	taken []cut // guarded by mu
+}
+
+// A cut is what a power cut has left.
+type cut struct {
+	fs    *vfs.MemFS
+	where string
+}
+
+func newCuts(t *testing.T, fs *vfs.MemFS) *cuts {
+	return &cuts{t: t, fs: fs, rng: rand.New(rand.NewPCG(newSeed(t), 0))}
+}
+
+// hook is called before each operation of the file system.
+func (c *cuts) hook(op errorfs.Op) error {
+	if !c.armed.Load() || !changesDisk(op) {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, percent := range []int{0, 25, 50, 50, 75, 100} {
+		left := c.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: c.rng})
+		c.taken = append(c.taken, cut{left, fmt.Sprintf("%s, %d %%", place(op), percent)})
+	}
+	return nil
+}
+
+// each disarms the cuts and has hold look at what each of them has left, until
+// it finds a fault. It returns how many cuts there were.
+func (c *cuts) each(hold func(fs *vfs.MemFS) error) int {
+	c.t.Helper()
+	c.armed.Store(false)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, cut := range c.taken {
+		if err := hold(cut.fs.CrashClone(vfs.CrashCloneCfg{})); err != nil {
+			c.t.Errorf("cut at %s: %v", cut.where, err)
+		}
+		if c.t.Failed() {
+			keep(c.t, cut.fs, "cut")
+			break
+		}
+	}
+	return len(c.taken)
+}
+
+// check has make make a store in dir, in which so much is used of the key k, and
+// checks each cut that was taken meanwhile, and one right behind it.
+func (c *cuts) check(dir string, used int64, make func() error) {
+	t := c.t
+	t.Helper()
+	c.armed.Store(true)
+	must(t, make)
+	c.armed.Store(false)
+	last := c.fs.CrashClone(vfs.CrashCloneCfg{})
+	if !exists(t, last, dir) {
+		t.Errorf("a cut behind it leaves no %s", dir)
+	}
+	c.mu.Lock()
+	c.taken = append(c.taken, cut{last, "its end"})
+	c.mu.Unlock()
+	whole := 0
+	all := c.each(func(fs *vfs.MemFS) error {
+		if names, _ := fs.List(dir); len(names) == 0 {
+			return nil // not there, or as empty as it was
+		}
+		whole++
+		checkWhole(t, fs, dir)
+		l, err := engine.Open(dir, &engine.Options{FS: fs, Now: tickingClock()})
+		if err != nil {
+			return err
+		}
+		defer closeChecked(t, l)
+		d, err := l.Probe([]byte("k"), bucket(10), 0)
+		if err == nil && d.Remaining != 10-used {
+			err = fmt.Errorf("Probe leaves %d, want %d", d.Remaining, 10-used)
+		}
+		return err
+	})
+	t.Logf("%d cuts, %d of them with a store", all, whole)
+	if whole < 2 || whole >= all {
+		t.Error("the cuts are all of one kind")
+	}
+}
+
 // An account is what the clients know of a key that several of them charge.
 type account struct {
 	key   []byte
@@ -243,50 +336,24 @@ func raise(v *atomic.Int64, x int64) {
 // TestPowerCutWhileOpening cuts the power at each change of the disk that the
 // making of a store takes, and its recovery.
 func TestPowerCutWhileOpening(t *testing.T) {
-	rng := rand.New(rand.NewPCG(newSeed(t), 0))
 	fs := vfs.NewCrashableMem()
 	for used := range int64(3) {
-		type cut struct {
-			fs    *vfs.MemFS
-			where string
-		}
-		var cuts []cut
-		var opening atomic.Bool
-		opening.Store(true)
-		var mu sync.Mutex
-		before := fs
-		l := open(t, "store", engine.Options{Now: tickingClock(), FS: newHookFS(before, func(op errorfs.Op) error {
-			if !opening.Load() || !changesDisk(op) {
-				return nil
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			for _, percent := range []int{0, 25, 50, 50, 75, 100} {
-				clone := before.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rng})
-				cuts = append(cuts, cut{clone, fmt.Sprintf("%s, %d %%", place(op), percent)})
-			}
-			return nil
-		})})
-		opening.Store(false)
-		mu.Lock()
-		for _, c := range cuts {
-			l, err := engine.Open("store", &engine.Options{FS: c.fs, Now: tickingClock()})
+		cuts := newCuts(t, fs)
+		cuts.armed.Store(true)
+		l := open(t, "store", engine.Options{Now: tickingClock(), FS: newHookFS(fs, cuts.hook)})
+		cuts.each(func(fs *vfs.MemFS) error {
+			l, err := engine.Open("store", &engine.Options{FS: fs, Now: tickingClock()})
 			if err != nil {
-				t.Errorf("cut at %s: Open: %v", c.where, err)
-				continue
+				return err
 			}
-			if d, err := l.Throttle([]byte("k"), bucket(10), 1); err != nil || d.Remaining != 9-used {
-				t.Errorf("cut at %s: Throttle leaves %d, %v, want %d", c.where, d.Remaining, err, 9-used)
+			d, err := l.Throttle([]byte("k"), bucket(10), 1)
+			if err == nil && d.Remaining != 9-used {
+				err = fmt.Errorf("Throttle leaves %d, want %d", d.Remaining, 9-used)
 			}
-			if err := l.Close(); err != nil {
-				t.Errorf("cut at %s: Close: %v", c.where, err)
-			}
-		}
-		mu.Unlock()
-		if _, err := l.Throttle([]byte("k"), bucket(10), 1); err != nil {
-			t.Fatal(err)
-		}
-		fs, _ = cutPower(before, rng)
+			return errors.Join(err, l.Close())
+		})
+		must(t, throttle(l, "k", 1))
+		fs, _ = cutPower(fs, cuts.rng)
 	}
 }
 

@@ -54,7 +54,7 @@ func TestDamagedFirstLog(t *testing.T) {
 		damaged := left.CrashClone(vfs.CrashCloneCfg{})
 		at := rng.Int64N(3 * logBlock)
 		damage(t, damaged, newestLog(t, damaged), at)
-		l, err := engine.Open("store", &engine.Options{FS: damaged, Now: tickingClock()})
+		l, err := engine.Open("store", &engine.Options{FS: damaged.CrashClone(vfs.CrashCloneCfg{}), Now: tickingClock()})
 		if err != nil {
 			refused++
 			continue
@@ -62,7 +62,10 @@ func TestDamagedFirstLog(t *testing.T) {
 		if n, err := l.Len(); n != int64(charged) || err != nil {
 			t.Errorf("byte %d damaged: Len = %d, %v, want %d", at, n, err, charged)
 		}
-		closeChecked(t, l)
+		if closeChecked(t, l); t.Failed() {
+			keep(t, damaged, "damaged")
+			return
+		}
 	}
 	if refused == 0 {
 		t.Errorf("none of %d damaged stores was refused", damages)
@@ -202,9 +205,11 @@ func TestTruncatedLog(t *testing.T) {
 		}
 		fs := s.left.CrashClone(vfs.CrashCloneCfg{})
 		truncate(t, fs, "store/"+name, end)
-		o, err := s.open(fs)
+		o, err := s.open(fs.CrashClone(vfs.CrashCloneCfg{}))
 		if counts[o]++; o != asBefore && !(o == allThere && end == size) {
 			t.Errorf("%s cut off at %d of %d: outcome %d, %v, want what there was after a round", name, end, size, o, err)
+			keep(t, fs, "truncated")
+			return
 		}
 	}
 	t.Logf("%d truncations", counts[asBefore]+counts[allThere])
@@ -272,9 +277,9 @@ func TestDamagedFiles(t *testing.T) {
 		for _, d := range damages(rng, size, bits) {
 			fs := s.left.CrashClone(vfs.CrashCloneCfg{})
 			change(t, fs, "store/"+name, d)
-			opts := s.options(fs.CrashClone(vfs.CrashCloneCfg{}))
+			opts := s.options(fs)
 			r, errCheck := engine.Check("store", &opts, nil)
-			o, err := s.open(fs)
+			o, err := s.open(fs.CrashClone(vfs.CrashCloneCfg{}))
 			counts[o]++
 			switch {
 			case o == silently || o == asBefore:
@@ -292,6 +297,10 @@ func TestDamagedFiles(t *testing.T) {
 			}
 			if (o == byOpen || o == byReads) && r.Damaged == 0 && errCheck == nil {
 				t.Errorf("%s, %+v: Check finds nothing, and Open or reads say %v", name, d, err)
+			}
+			if t.Failed() {
+				keep(t, fs, "damaged")
+				return
 			}
 		}
 		t.Logf("%s, %d bytes: %d refused, %d told by reads, %d all there, %d as before a round, %d otherwise silent", name, size,
@@ -393,7 +402,7 @@ func change(t *testing.T, fs vfs.FS, name string, d damageTo) {
 	}
 }
 
-// truncate cuts off a file.
+// truncate cuts off a file for good.
 func truncate(t *testing.T, fs vfs.FS, name string, size int64) {
 	t.Helper()
 	f, err := fs.Open(name)
@@ -412,6 +421,7 @@ func truncate(t *testing.T, fs vfs.FS, name string, size int64) {
 	if err := errors.Join(errWrite, g.Sync(), f.Close(), g.Close()); err != nil {
 		t.Fatal(err)
 	}
+	syncNames(t, fs)
 }
 
 // syncNames makes the names in the store's directory durable.
@@ -448,17 +458,5 @@ func newestLog(t *testing.T, fs vfs.FS) string {
 // damage flips every other bit of a byte of a file.
 func damage(t *testing.T, fs vfs.FS, name string, at int64) {
 	t.Helper()
-	f, err := fs.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var b [1]byte
-	if _, err := f.ReadAt(b[:], at); err != nil {
-		t.Fatal(err)
-	}
-	b[0] ^= 0b0101_0101
-	if _, err := f.WriteAt(b[:], at); err != nil {
-		t.Fatal(err)
-	}
+	change(t, fs, name, damageTo{at, 1, 0b0101_0101})
 }

@@ -577,18 +577,20 @@ func (li *faultLife) run() {
 // power cut leaves of it.
 func (li *faultLife) verify() {
 	li.t.Helper()
+	all := li.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
 	left := []struct {
 		what string
 		fs   *vfs.MemFS
 	}{
 		{"nothing unsynced kept", li.fs.CrashClone(vfs.CrashCloneCfg{})},
-		{"all kept", li.fs}, // as after a power cut that takes nothing
+		{"all kept", all},
 	}
 	last, maybe := li.clone(), li.maybe
-	for _, s := range left {
+	for i, s := range left {
 		li.model, li.maybe = last, slices.Clone(maybe)
 		opts := li.options(s.fs)
 		opts.BlockCacheSize = 1 << 20
+		opts.UseSmallMemtables() // they are faster to make
 		l, err := engine.Open("store", &opts)
 		if err != nil {
 			li.errorf("%s: Open: %v", s.what, err)
@@ -602,7 +604,10 @@ func (li *faultLife) verify() {
 				li.errorf("%s: %+v = %+v, want %+v", s.what, op, got, want)
 			}
 		}
-		if err := errors.Join(l.Check(), l.Close()); err != nil {
+		if i == int(li.fault.n%2) { // it takes long
+			err = l.Check()
+		}
+		if err := errors.Join(err, l.Close()); err != nil {
 			li.errorf("%s: %v", s.what, err)
 		}
 		if li.backup == nil {
@@ -622,7 +627,7 @@ func (li *faultLife) verify() {
 	if li.fault.n%8 != 0 {
 		return // reading all files takes long
 	}
-	opts := li.options(li.fs)
+	opts := li.options(all)
 	opts.BlockCacheSize = 1 << 20
 	if r, err := engine.Check("store", &opts, nil); err != nil || r.Damaged > 0 {
 		li.errorf("Check = %+v, %v", r, err)
@@ -679,6 +684,10 @@ func TestNthFault(t *testing.T) {
 				watchdog.Stop()
 				if found := goleak.Find(others); found != nil {
 					li.errorf("goroutines are left: %v", found)
+				}
+				if t.Failed() {
+					keep(t, li.fs, "life")
+					return
 				}
 			}
 		}

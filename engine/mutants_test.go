@@ -202,6 +202,27 @@ var mutants = []mutant{
 		tests: "^TestPowerCut$",
 	},
 	{
+		name:  "a store's mark is not believed",
+		file:  "engine/clock.go",
+		old:   "c.base = max(unixNano(c.start), mark)",
+		new:   "c.base = unixNano(c.start)",
+		tests: "^TestClockWalk$",
+	},
+	{
+		name:  "a suspend counted twice",
+		file:  "engine/clock.go",
+		old:   "elapsed+c.slept.Load())",
+		new:   "elapsed+2*c.slept.Load())",
+		tests: "^TestClockWalk$",
+	},
+	{
+		name:  "a wall that has leapt deletes at once",
+		file:  "ttl/horizon.go",
+		old:   "leap > int64(h.Ahead)",
+		new:   "leap > 1<<62",
+		tests: "^TestClockWalk$",
+	},
+	{
 		name:  "a log that fails is told to the logger alone",
 		file:  "engine/commit.go",
 		old:   "// Pebble reports some failures to its logger alone.\n\t\t\terr = l.failure.get()",

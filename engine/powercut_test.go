@@ -1,7 +1,6 @@
 package engine_test
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -179,6 +178,18 @@ func newLife(t *testing.T, seed uint64) *life {
 	return li
 }
 
+// keep keeps what each cut has left, and what the store is now.
+func (li *life) keep() string {
+	li.t.Helper()
+	dir := keep(li.t, li.fs, "cut")
+	for i, fs := range li.cuts {
+		if _, err := vfs.Clone(fs, vfs.Default, "store", filepath.Join(dir, fmt.Sprintf("store-%d", i))); err != nil {
+			li.t.Errorf("keep what cut %d has left: %v", i, err)
+		}
+	}
+	return dir
+}
+
 func (li *life) fail(format string, args ...any) {
 	li.t.Helper()
 	li.t.Errorf("after %d cuts, the last at %s: %s", len(li.cuts), li.where, fmt.Sprintf(format, args...))
@@ -245,11 +256,8 @@ func (li *life) checkpoint(string) {
 		li.fail("Checkpoint: %v", err)
 	}
 	li.all(checkpoints, li.savedAt, li.ticks.Add(1))
-	li.left = vfs.NewCrashableMem()
-	left := li.fs.CrashClone(vfs.CrashCloneCfg{})
-	_, err := vfs.Clone(left, li.left, "copy", "store", vfs.CloneSync)
-	root, err2 := li.left.OpenDir("/")
-	if err := errors.Join(err, err2, root.Sync()); err != nil {
+	var err error
+	if li.left, err = cutTo(li.fs, "copy"); err != nil {
 		li.fail("the checkpoint can't be copied: %v", err)
 	}
 	li.where, li.checkpoints = "a checkpoint", li.checkpoints+1
@@ -498,10 +506,7 @@ func (li *life) check() (operations int) {
 			continue
 		}
 		li.fail("the history of %q is not linearizable: %s", key, result)
-		dir := keep(li.t, li.fs, "cut")
-		for i, fs := range li.cuts {
-			_, _ = vfs.Clone(fs, vfs.Default, "store", filepath.Join(dir, fmt.Sprintf("store-%d", i)))
-		}
+		dir := li.keep()
 		_ = porcupine.VisualizePath(keyModel, info, filepath.Join(dir, "history.html"))
 		var text strings.Builder
 		slices.SortFunc(calls, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
@@ -526,12 +531,11 @@ func TestPowerCut(t *testing.T) {
 	n = lives(t, n, func(seed uint64) {
 		li := newLife(t, seed)
 		for range lifeEpochs {
-			if !li.open() {
-				keep(t, li.fs, "cut")
-				return
+			if li.open() {
+				li.epoch()
 			}
-			if li.epoch(); t.Failed() {
-				keep(t, li.fs, "cut")
+			if t.Failed() {
+				li.keep()
 				return
 			}
 			if li.rng.IntN(3) == 0 {

@@ -27,10 +27,8 @@ func TestRestoreDamaged(t *testing.T) {
 // and serves what is restored. Every charge that was acknowledged before the
 // backup began is there.
 func TestBackupUnderLoad(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	root := t.TempDir()
+	rng := rand.New(rand.NewPCG(newSeed(t), 0))
+	root := keptDir(t)
 	backups, restored := filepath.Join(root, "backups"), filepath.Join(root, "restored")
 	gabion := func(args ...string) {
 		if out, err := gabionCommand(t, args...).CombinedOutput(); err != nil {

@@ -78,7 +78,7 @@ func TestDiskFull(t *testing.T) {
 			args := append([]string{"-c", fmt.Sprintf(`ulimit -f %d && exec "$0" "$@"`, blocks)}, cmd.Args...)
 			return exec.Command("sh", args...)
 		}
-		testDiskFull(t, filepath.Join(t.TempDir(), "store"), limited, func() { blocks = 0 }, func() {},
+		testDiskFull(t, filepath.Join(keptDir(t), "store"), limited, func() { blocks = 0 }, func() {},
 			"file too large: let the process write larger files (ulimit -f), then try again\n")
 	})
 }
@@ -86,11 +86,9 @@ func TestDiskFull(t *testing.T) {
 // testDiskFull runs gabion on the store in dir, as on gives it, until the disk
 // is full. fill leaves no room at all, and free makes some.
 func testDiskFull(t *testing.T, dir string, on func(*exec.Cmd) *exec.Cmd, fill, free func(), want string) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
 	l := &load{t: t, quota: "quota", mayFail: true}
 	server := start(t, on(gabionCommand(t, serveArgs(dir)...)))
-	l.run(server.waitLog("serving").Addr, rand.New(rand.NewPCG(seed, 0)), func(int64) {})
+	l.run(server.waitLog("serving").Addr, rand.New(rand.NewPCG(newSeed(t), 0)), func(int64) {})
 	if status := server.wait(); status != exitError {
 		t.Errorf("exit status %d, want %d", status, exitError)
 	}

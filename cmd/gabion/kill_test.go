@@ -20,8 +20,16 @@ import (
 
 var (
 	crashFor  = flag.Duration("crash.for", 0, "go on with the tests that kill for so long; once over all of them if it is 0")
-	crashSeed = flag.Uint64("crash.seed", 0, "the seed of the tests that kill; a random one if it is 0")
+	crashSeed = flag.Uint64("crash.seed", 0, "the seed of the tests that load a server; a random one if it is 0")
 )
+
+// newSeed returns the seed for a test, and has it printed if the test fails.
+func newSeed(t *testing.T) uint64 {
+	t.Helper()
+	seed := cmp.Or(*crashSeed, rand.Uint64())
+	t.Logf("rerun with -crash.seed %d", seed)
+	return seed
+}
 
 // killRow is one way for gabion to be killed.
 type killRow struct {
@@ -107,16 +115,9 @@ func TestKill(t *testing.T) {
 		t.Skip("kills servers for a minute")
 	}
 	start, kills := time.Now(), 0
-	for pass := uint64(0); pass == 0 || !t.Failed() && time.Since(start) < *crashFor; pass++ {
+	for more := true; more; more = !t.Failed() && time.Since(start) < *crashFor {
 		for _, row := range killRows {
-			t.Run(row.String(), func(t *testing.T) {
-				seed := *crashSeed + pass
-				if *crashSeed == 0 {
-					seed = rand.Uint64()
-				}
-				t.Logf("rerun with -crash.seed %d", seed)
-				kills += newKiller(t, &row, seed).run()
-			})
+			t.Run(row.String(), func(t *testing.T) { kills += newKiller(t, &row, newSeed(t)).run() })
 		}
 	}
 	t.Logf("%d kills in %v", kills, time.Since(start).Round(time.Second))

@@ -91,13 +91,11 @@ func TestLogUnread(t *testing.T) {
 // TestTermUnderLoad: a server that is told to stop answers what it has taken,
 // so that no charge is left whose caller does not know of it.
 func TestTermUnderLoad(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	dir := t.TempDir()
+	dir := keptDir(t)
 	server := startServer(t, dir)
 	l := &load{t: t, quota: "quota"}
 	var once sync.Once
-	l.run(server.addr, rand.New(rand.NewPCG(seed, 0)), func(answers int64) {
+	l.run(server.addr, rand.New(rand.NewPCG(newSeed(t), 0)), func(answers int64) {
 		if answers >= 500 {
 			once.Do(func() { server.signal(syscall.SIGTERM) })
 		}
@@ -116,9 +114,7 @@ func TestTermUnderLoad(t *testing.T) {
 // TestStopAndGoOn: a server that has been stopped for a while goes on where it
 // was, and its clock has gone on meanwhile.
 func TestStopAndGoOn(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	dir := t.TempDir()
+	dir := keptDir(t)
 	server := startServer(t, dir)
 	c := dial(t, server.addr)
 	row := func() [5]int64 {
@@ -139,7 +135,7 @@ func TestStopAndGoOn(t *testing.T) {
 	l := &load{t: t, quota: "quota"}
 	const stopped = 1500 * time.Millisecond
 	var stop, term sync.Once
-	l.run(server.addr, rand.New(rand.NewPCG(seed, 0)), func(answers int64) {
+	l.run(server.addr, rand.New(rand.NewPCG(newSeed(t), 0)), func(answers int64) {
 		if answers >= 500 {
 			stop.Do(func() {
 				server.signal(syscall.SIGSTOP)
