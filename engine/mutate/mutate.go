@@ -26,7 +26,7 @@ type Edit struct {
 // in root. command is what to tell the go command, such as "build" and the
 // package, or "test", "-c" and the package.
 func Build(ctx context.Context, root, out string, edits []Edit, command ...string) error {
-	sources, err := apply(root, edits)
+	sources, err := Apply(root, edits)
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,8 @@ func Build(ctx context.Context, root, out string, edits []Edit, command ...strin
 	return nil
 }
 
-// apply returns what edits make of the files that they name, by path.
-func apply(root string, edits []Edit) (map[string]string, error) {
+// Apply returns what edits make of the files that they name, by path.
+func Apply(root string, edits []Edit) (map[string]string, error) {
 	sources := make(map[string]string)
 	for _, e := range edits {
 		file := filepath.Join(root, e.File)
