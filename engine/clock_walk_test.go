@@ -80,7 +80,7 @@ func TestClockWalk(t *testing.T) {
 	seed := newSeed(t)
 	walks, steps := 24, 150
 	if testing.Short() {
-		walks = 6
+		walks = 3
 	}
 	for n := range walks {
 		if !t.Run(fmt.Sprint(n), func(t *testing.T) {
