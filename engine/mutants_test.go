@@ -3,6 +3,7 @@ package engine_test
 import (
 	"flag"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -294,6 +295,7 @@ func TestMutants(t *testing.T) {
 			tests := m.build(t, root)
 			run := exec.CommandContext(t.Context(), tests, "-test.run", m.tests, "-test.count", fmt.Sprint(max(m.attempts, 1)), "-test.failfast", "-test.timeout", "3m")
 			run.Dir = filepath.Join(root, "engine")
+			run.Env = append(os.Environ(), "TMPDIR="+t.TempDir()) // where it keeps the stores that it fails on
 			out, err := run.CombinedOutput()
 			// One that ends in another way than by a test's verdict, such as
 			// killed or out of time, has not been caught.
