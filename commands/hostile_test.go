@@ -136,10 +136,11 @@ func needFiles(t *testing.T, n uint64) {
 	}
 }
 
-// memory returns the bytes that are in use of the heap, after a collection, and
-// of stacks.
+// memory returns the bytes that are in use of the heap, after what nobody uses has
+// been collected, and of stacks.
 func memory() int64 {
 	runtime.GC()
+	runtime.GC() // what was in a sync.Pool outlives the first
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc + m.StackInuse)
@@ -344,7 +345,11 @@ func testWorst(t *testing.T, a attack) {
 	}
 	end()
 	t.Logf("%d of them take %d bytes", a.Clients, most)
-	if want := 2*sharedBuffers + maxLarge + int64(a.Clients)*maxWorst; most > want {
+	want := 2*sharedBuffers + maxLarge + int64(a.Clients)*maxWorst
+	if testing.Short() {
+		want *= 2 // these runs are for the race detector, which has pools forget at random what they hold
+	}
+	if most > want {
 		t.Errorf("%d connections take %d bytes, want no more than %d", a.Clients, most, want)
 	}
 	good.recovers(before, goroutines)
