@@ -69,6 +69,9 @@ func TestOneShotKeysLeave(t *testing.T) {
 	if m.Purged != uint64(keys) {
 		t.Errorf("%d keys were purged, want %d", m.Purged, keys)
 	}
+	if testing.Short() {
+		return // under the race detector Pebble's memtables, which grow at first, are on the heap
+	}
 	for _, n := range used[2:] {
 		if n > 2*used[1] {
 			t.Errorf("memory in use grew from %d to %d", used[1], n)
