@@ -75,16 +75,13 @@ func (l *Limiter) Checkpoint(ctx context.Context, dir string) error {
 // copyTo has Pebble make a checkpoint in dir.
 func (l *Limiter) copyTo(ctx context.Context, dir string) error {
 	copied := func() error { return l.db.Checkpoint(dir) }
-	if l.disk == nil {
+	if l.disk == nil || !l.disk.manifest.Load() {
 		if err := l.beginManifest(); err != nil {
 			return err
 		}
-		return copied()
 	}
-	if !l.disk.manifest.Load() {
-		if err := l.beginManifest(); err != nil {
-			return err
-		}
+	if l.disk == nil {
+		return copied()
 	}
 	return l.disk.setAside(ctx, dir, copied)
 }
