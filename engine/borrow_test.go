@@ -134,8 +134,9 @@ func newBorrower(t *testing.T, db *pebble.DB, prefix string, seed uint64) *borro
 
 func (b *borrower) open(t *testing.T) {
 	t.Helper()
-	l, err := engine.Borrow(b.db, []byte(b.prefix), engine.Options{
-		Now: b.clock.Now, NoPurge: true, PurgeWait: 1, CacheSize: 1, Durability: engine.Interval, SyncInterval: time.Millisecond,
+	l, err := engine.New(b.db, &engine.Options{
+		Prefix: []byte(b.prefix),
+		Now:    b.clock.Now, NoPurge: true, PurgeWait: 1, CacheSize: 1, Durability: engine.Interval, SyncInterval: time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -256,7 +257,7 @@ func TestBorrowedStoreFails(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l, err := engine.Borrow(db, []byte("limits/"), engine.Options{})
+			l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/")})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -288,13 +289,13 @@ func TestBorrowForeign(t *testing.T) {
 	if err := db.Set([]byte("limits\x00"), []byte("v"), pebble.Sync); err != nil {
 		t.Fatal(err)
 	}
-	if l, err := engine.Borrow(db, []byte("limits"), engine.Options{}); !errors.Is(err, engine.ErrForeign) {
-		t.Errorf("Borrow = %v, %v, want ErrForeign", l, err)
+	if l, err := engine.New(db, &engine.Options{Prefix: []byte("limits")}); !errors.Is(err, engine.ErrForeign) {
+		t.Errorf("New = %v, %v, want ErrForeign", l, err)
 	}
 	if got := contents(t, db); len(got) != 1 {
 		t.Errorf("the store holds %q, want what was there", got)
 	}
-	l, err := engine.Borrow(db, []byte("limit."), engine.Options{})
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limit.")})
 	if err != nil {
 		t.Fatal(err)
 	}

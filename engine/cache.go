@@ -11,8 +11,9 @@ type entry struct {
 	key    string
 	state  limit.State
 	slice  uint16
-	used   bool // since the hand last passed
-	staged bool // in a round that has not been cut
+	used   bool  // since the hand last passed
+	staged bool  // in a round that has not been cut
+	place  int32 // in the cache's ring
 
 	// round is the newest round that state can have come from: the one that
 	// it was last staged in or, when it was read from the store, the newest
@@ -84,8 +85,17 @@ const maxEvictSteps = 64
 // flight may exceed the capacity.
 func (c *cache) add(e *entry, applied uint64) {
 	c.entries[e.key] = e
+	e.place = int32(len(c.ring))
 	c.ring = append(c.ring, e)
 	c.resize(e, applied)
+}
+
+// keep puts e, which may be nil, back if it has been evicted. Only who has held
+// the shard's mutex since e was in the cache may call it.
+func (c *cache) keep(e *entry, applied uint64) {
+	if e != nil && c.entries[e.key] == nil {
+		c.add(e, applied)
+	}
 }
 
 // resize takes note of the size of e, whose state has changed, and evicts
@@ -105,19 +115,20 @@ func (c *cache) resize(e *entry, applied uint64) {
 			old.used = false
 			c.hand++
 		default:
-			c.evict(c.hand)
+			c.evict(old)
 		}
 	}
 }
 
-// evict drops the entry at place i of the ring.
-func (c *cache) evict(i int) {
-	e, last := c.ring[i], len(c.ring)-1
-	c.ring[i] = c.ring[last]
-	c.ring[last] = nil
-	c.ring = c.ring[:last]
+// evict drops e.
+func (c *cache) evict(e *entry) {
+	last := c.ring[len(c.ring)-1]
+	c.ring[e.place], last.place = last, e.place
+	c.ring[len(c.ring)-1] = nil
+	c.ring = c.ring[:len(c.ring)-1]
 	delete(c.entries, e.key)
 	c.bytes -= e.bytes
+	e.bytes = 0
 	c.evicted = max(c.evicted, e.round)
 }
 

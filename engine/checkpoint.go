@@ -42,11 +42,17 @@ func whole(dir string, fsys vfs.FS) error {
 // removed. A ctx that ends makes Checkpoint give up, with ctx's error. One that
 // fails leaves nothing, as far as the file system lets it, and is no failure of
 // the store.
+//
+// In a store of an application's it returns errors.ErrUnsupported: what Sync has
+// seen to the disk is in the checkpoints that the application makes.
 func (l *Limiter) Checkpoint(ctx context.Context, dir string) error {
 	if !l.calls.enter() {
 		return ErrClosed
 	}
 	defer l.calls.exit()
+	if l.lent {
+		return fmt.Errorf("engine: make a checkpoint: %w: the store is the application's", errors.ErrUnsupported)
+	}
 	if err := l.checkpoint.lock(ctx); err != nil {
 		return err
 	}
@@ -74,16 +80,12 @@ func (l *Limiter) Checkpoint(ctx context.Context, dir string) error {
 
 // copyTo has Pebble make a checkpoint in dir.
 func (l *Limiter) copyTo(ctx context.Context, dir string) error {
-	copied := func() error { return l.db.Checkpoint(dir) }
-	if l.disk == nil || !l.disk.manifest.Load() {
+	if !l.disk.manifest.Load() {
 		if err := l.beginManifest(); err != nil {
 			return err
 		}
 	}
-	if l.disk == nil {
-		return copied()
-	}
-	return l.disk.setAside(ctx, dir, copied)
+	return l.disk.setAside(ctx, dir, func() error { return l.db.Checkpoint(dir) })
 }
 
 // beginManifest has Pebble begin a manifest. When it opens a store without a log,

@@ -540,7 +540,8 @@ func TestCheckpointIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestCheckpointOfBorrowedStore copies an application's store as a whole.
+// TestCheckpointOfBorrowedStore leaves the copy of an application's store to the
+// application. What has been synced is in it.
 func TestCheckpointOfBorrowedStore(t *testing.T) {
 	fs := vfs.NewMem()
 	db, err := pebble.Open("app", &pebble.Options{FS: fs, Logger: quiet{}})
@@ -548,7 +549,7 @@ func TestCheckpointOfBorrowedStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	l, err := engine.Borrow(db, []byte("limits"), engine.Options{FS: fs, Durability: engine.Never, SyncInterval: time.Hour})
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits"), Durability: engine.Never, SyncInterval: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -556,7 +557,11 @@ func TestCheckpointOfBorrowedStore(t *testing.T) {
 	must(t,
 		func() error { return db.Set([]byte("row"), []byte("1"), pebble.Sync) },
 		throttle(l, "k", 3),
-		func() error { return l.Checkpoint(t.Context(), "copy") })
+		l.Sync)
+	if err := l.Checkpoint(t.Context(), "copy"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("Checkpoint = %v, want %v", err, errors.ErrUnsupported)
+	}
+	must(t, func() error { return db.Checkpoint("copy") })
 	copied, err := pebble.Open("copy", &pebble.Options{FS: fs, Logger: quiet{}})
 	if err != nil {
 		t.Fatal(err)
@@ -567,7 +572,7 @@ func TestCheckpointOfBorrowedStore(t *testing.T) {
 	} else {
 		closer.Close()
 	}
-	c, err := engine.Borrow(copied, []byte("limits"), engine.Options{FS: fs})
+	c, err := engine.New(copied, &engine.Options{Prefix: []byte("limits")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,8 @@ type round struct {
 	// date.
 	clean bool
 
+	token bool // it has one of inFlight
+
 	batch   *pebble.Batch
 	applied chan struct{} // closed when the batch is visible, or has failed
 	done    chan struct{} // closed when a synced round is on disk, or has failed
@@ -37,9 +39,13 @@ const (
 	// one is being synced, the next is built and written behind it.
 	maxInFlight = 2
 
+	// maxUpdates is how many transactions may be on their way, from waiting for
+	// their turn to the disk. Each may have two rounds there.
+	maxUpdates = 32
+
 	// recentRounds is how many rounds can be found by their number: the open
 	// one and those in flight, rounded up to a power of two.
-	recentRounds = 4
+	recentRounds = 128
 
 	// maxStaged is how many changes may wait for the committer when callers
 	// don't wait for the disk. At half of it the round is cut early, past it
@@ -50,8 +56,8 @@ const (
 // rounds is the way of changes to the disk. One goroutine, run, cuts the open
 // round and applies it; another, ack, waits for the disk.
 //
-// Lock order: an inFlight token, then commitMu, then the mutexes of shards in
-// ascending order.
+// Lock order: a token of inFlight or of updates, then commitMu, then the mutexes
+// of shards in ascending order.
 type rounds struct {
 	open   *round // guarded by the mutexes of all shards: read under any, changed under all
 	recent [recentRounds]atomic.Pointer[round]
@@ -59,7 +65,8 @@ type rounds struct {
 	commitMu sync.Mutex // held from a cut until its batch is applied
 	unsynced bool       // something was applied behind the last sync; guarded by commitMu
 
-	inFlight chan struct{} // a token for each round between cut and disk
+	inFlight chan struct{} // a token for each round between cut and disk, but for those of transactions
+	updates  chan struct{} // a token for each transaction
 	acks     chan *round   // applied rounds that wait for the disk, oldest first
 	wake     chan struct{} // the open round has something in it
 	kick     chan struct{} // somebody waits for the open round: don't delay it
@@ -76,7 +83,8 @@ type rounds struct {
 
 func (rs *rounds) init() {
 	rs.inFlight = make(chan struct{}, maxInFlight)
-	rs.acks = make(chan *round, maxInFlight)
+	rs.updates = make(chan struct{}, maxUpdates)
+	rs.acks = make(chan *round, maxInFlight+2*maxUpdates)
 	rs.wake = make(chan struct{}, 1)
 	rs.kick = make(chan struct{}, 1)
 	rs.stop = make(chan struct{})
@@ -190,6 +198,13 @@ func (l *Limiter) ack() {
 		close(r.done)
 		_ = r.batch.Close() // always nil for a batch that has been applied
 		r.batch = nil
+		rs.landed(r)
+	}
+}
+
+// landed notes that r is on disk, or has failed.
+func (rs *rounds) landed(r *round) {
+	if r.token {
 		<-rs.inFlight
 	}
 }
@@ -210,19 +225,28 @@ func (l *Limiter) commit(sync bool) {
 		<-rs.inFlight
 		return
 	}
-	r.sync = r.sync || sync
-	r.batch = l.db.NewBatch()
-	rs.openNext(r.seq + 1)
-	var mark int64
+	r.sync, r.token = r.sync || sync, true
+	l.apply(r, l.cut(l.db.NewBatch(), true))
+}
+
+// cut cuts the open round, whose batch is b and whatever that holds so far, and
+// returns the mark. Whoever calls it holds commitMu and the mutexes of all
+// shards, which are let go with unlock.
+func (l *Limiter) cut(b *pebble.Batch, unlock bool) (mark int64) {
+	r := l.rounds.open
+	r.batch = b
+	l.rounds.openNext(r.seq + 1)
 	for i := range l.shards {
 		// From here on the cut is made: a shard may go on as soon as its
 		// changes are in the batch.
 		sh := &l.shards[i]
 		mark = max(mark, sh.mark)
-		l.drain(sh, r.batch)
-		sh.mu.Unlock()
+		l.drain(sh, b)
+		if unlock {
+			sh.mu.Unlock()
+		}
 	}
-	l.apply(r, mark)
+	return mark
 }
 
 // drain moves what is staged in sh to b. Whoever calls it holds sh.mu.
@@ -254,7 +278,7 @@ func drainBatch(from, b *pebble.Batch) {
 }
 
 // apply makes r visible and hands it on to ack, if it is to be synced. Whoever
-// calls it holds commitMu and a token of inFlight.
+// calls it holds commitMu.
 func (l *Limiter) apply(r *round, mark int64) {
 	rs := &l.rounds
 	if n := r.batch.Count(); n > 0 || r.clean {
@@ -267,11 +291,7 @@ func (l *Limiter) apply(r *round, mark int64) {
 	err := l.failure.get()
 	rs.applying.Store(r.seq)
 	if err == nil {
-		if r.sync {
-			err = l.db.ApplyNoSyncWait(r.batch, pebble.Sync)
-		} else {
-			err = l.db.Apply(r.batch, pebble.NoSync)
-		}
+		err = l.write(r.batch, r.sync)
 	}
 	if err != nil {
 		r.err = l.failure.set(err)
@@ -288,7 +308,7 @@ func (l *Limiter) apply(r *round, mark int64) {
 		if err == nil { // else Pebble may still hold on to it
 			_ = r.batch.Close()
 		}
-		<-rs.inFlight
+		rs.landed(r)
 	}
 }
 

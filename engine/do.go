@@ -3,12 +3,17 @@ package engine
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
+
+	"github.com/gabiondb/gabion/engine/limit"
 )
 
 // Do carries out ops in order, each by itself, and appends a result for each
 // to dst. It waits for the disk once, after the last: a pipeline of a thousand
 // operations costs one wait. Operations of other callers may come between.
+// Those that go together (see Op.With) are carried out as one, and if there is
+// an error all of them have it.
 func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 	n := len(dst)
 	dst = slices.Grow(dst, len(ops))[:n+len(ops)]
@@ -21,13 +26,23 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 		return dst
 	}
 	defer l.calls.exit()
-	for i := range ops {
-		if results[i].Err = l.failure.get(); results[i].Err == nil {
-			l.step(&ops[i], &results[i])
-			if err := results[i].Err; err != nil && errors.Is(err, ErrStorage) {
-				// What Pebble can't read may be what never reached the disk.
-				results[i].Err = cmp.Or(l.failure.get(), err)
+	for i := 0; i < len(ops); {
+		n := together(ops[i:])
+		err := l.failure.get()
+		if err == nil {
+			if n == 1 && !ops[i].Verb.isForSeveral() {
+				err = l.step(&ops[i], &results[i])
+			} else {
+				err = l.stepTogether(ops[i:i+n], results[i:i+n])
 			}
+			if err != nil && errors.Is(err, ErrStorage) {
+				// What Pebble can't read may be what never reached the disk.
+				err = cmp.Or(l.failure.get(), err)
+			}
+		}
+		for ; n > 0; n-- {
+			results[i].Err = err
+			i++
 		}
 	}
 	l.settle(results)
@@ -41,25 +56,116 @@ func (l *Limiter) do(op Op) Result {
 	return result[0]
 }
 
-// step carries out op, as far as deciding and staging go.
-func (l *Limiter) step(op *Op, r *Result) {
-	if r.Err = checkKey(op.Key); r.Err != nil {
-		return
+// check returns what is wrong with the arguments of op, as far as they can be
+// judged without a look at its key.
+func (l *Limiter) check(op *Op) error {
+	if err := checkKey(op.Key); err != nil {
+		return err
 	}
 	switch op.Verb {
-	case OpThrottle:
-		r.Err = l.throttle(op, r)
-	case OpTakeQuota:
-		r.Err = l.takeQuota(op, r)
-	case OpAllow, OpIncrement:
-		r.Err = l.record(op, r)
-	case OpReset:
-		r.Err = l.reset(op, r)
-	case OpProbe, OpProbeQuota, OpQuota, OpPeek, OpWait, OpStat:
-		r.Err = l.look(op, r)
-	default:
-		r.Err = ErrInvalidVerb
+	case OpTakeQuota, OpProbeQuota:
+		return l.checkQuota(op)
+	case OpRefundQuota:
+		return limit.CheckRequestID(op.ID)
+	case OpAllow, OpIncrement, OpPeek, OpWait:
+		return l.checkRolling(op.Rolling)
+	case OpThrottle, OpProbe, OpQuota, OpStat, OpReset, OpRefund, OpThrottleAll, OpThrottleEach, OpProbeAll, OpProbeEach:
+		return nil
 	}
+	return ErrInvalidVerb
+}
+
+// looks tells whether operations of verb v change nothing.
+func (v Verb) looks() bool {
+	switch v {
+	case OpProbe, OpProbeQuota, OpQuota, OpPeek, OpWait, OpStat, OpProbeAll, OpProbeEach:
+		return true
+	}
+	return false
+}
+
+// step carries out op, as far as deciding and staging go.
+func (l *Limiter) step(op *Op, r *Result) error {
+	if err := l.check(op); err != nil {
+		return err
+	}
+	if op.Verb.looks() {
+		v, err := l.viewOf(op.Key)
+		if err != nil {
+			return err
+		}
+		defer v.close()
+		// An error that is drawn from the state, too, waits for what it has seen.
+		r.round = v.round
+		return v.look(op, r)
+	}
+	t := l.turnOf(op.Key)
+	t.sh.mu.Lock()
+	defer t.sh.mu.Unlock()
+	t.now = l.clock.now()
+	return l.change(&t, op, r)
+}
+
+// change carries out op, which may change its key, in the turn of that.
+func (l *Limiter) change(t *turn, op *Op, r *Result) error {
+	err := l.load(t)
+	if op.Verb == OpReset && errors.Is(err, ErrCorrupt) {
+		err = nil
+		l.resetUnreadable(t, r)
+	} else if err == nil {
+		switch op.Verb {
+		case OpThrottle:
+			err = l.throttle(t, op, r)
+		case OpRefund:
+			err = l.refund(t, op, r)
+		case OpTakeQuota:
+			err = l.takeQuota(t, op, r)
+		case OpRefundQuota:
+			err = l.refundQuota(t, op, r)
+		case OpAllow, OpIncrement:
+			err = l.record(t, op, r)
+		case OpReset:
+			l.reset(t, r)
+		}
+	}
+	r.round = t.round
+	return err
+}
+
+// beside is where a decision finds what lies beside the head of its key.
+type beside interface {
+	// request returns the record of the request id of key's quota, in the
+	// window that closes at deadline; the zero value if there is none.
+	request(deadline int64, key []byte, id string) (limit.Request, error)
+
+	// chunk returns the chunk of key's list that holds the event of ordinal, or
+	// any other if there is none.
+	chunk(key []byte, ordinal int64) (*limit.Chunk, error)
+}
+
+// answer carries out op, which changes nothing, on the state of its key at now.
+func answer(op *Op, r *Result, now int64, state limit.State, b beside) (err error) {
+	switch op.Verb {
+	case OpProbe:
+		_, err = throttle(state, now, op, &r.Decision)
+	case OpProbeQuota:
+		var earlier limit.Request
+		if state.Kind == limit.KindQuota {
+			if earlier, err = b.request(state.Quota.Deadline, op.Key, op.ID); err != nil {
+				return err
+			}
+		}
+		_, r.Grant, err = takeQuota(state, now, op, earlier)
+	case OpQuota:
+		r.Quota, err = usageOf(state, now)
+	case OpPeek, OpWait:
+		r.Admission, err = lookAtList(state, now, op, func(ordinal int64) (*limit.Chunk, error) { return b.chunk(op.Key, ordinal) })
+	case OpStat:
+		r.Stat = statOf(state, now)
+	default:
+		err = fmt.Errorf("%w: %d", ErrInvalidVerb, op.Verb)
+	}
+	return err
 }
 
 // settle makes good the promise of the durability for results: none of them
@@ -69,15 +175,7 @@ func (l *Limiter) settle(results []Result) {
 	for i := range results {
 		newest = max(newest, results[i].round)
 	}
-	var err error
-	switch {
-	case l.opts.Durability == Always:
-		err = l.waitDurable(newest)
-	case l.rounds.full(newest):
-		err = l.waitApplied(newest)
-	default:
-		err = l.failure.get()
-	}
+	err := l.promise(newest)
 	if err == nil {
 		return
 	}
@@ -89,28 +187,13 @@ func (l *Limiter) settle(results []Result) {
 	}
 }
 
-// look carries out an operation that changes nothing, on a view of its own.
-func (l *Limiter) look(op *Op, r *Result) error {
-	v, err := l.viewOf(op.Key)
-	if err != nil {
-		return err
+// promise waits for as much of the way of round as the durability promises.
+func (l *Limiter) promise(round uint64) error {
+	switch {
+	case l.opts.Durability == Always:
+		return l.waitDurable(round)
+	case l.rounds.full(round):
+		return l.waitApplied(round)
 	}
-	defer v.close()
-	// An error that is drawn from the state, too, waits for what it has seen.
-	r.round = v.round
-	switch op.Verb {
-	case OpProbe:
-		r.Decision, err = v.Probe(op.Key, op.Rate, op.N)
-	case OpProbeQuota:
-		r.Grant, err = v.ProbeQuota(op.Key, op.ID, op.Quota, op.N)
-	case OpQuota:
-		r.Quota, err = v.Quota(op.Key)
-	case OpPeek:
-		r.Admission.Count, err = v.Peek(op.Key, op.Rolling)
-	case OpWait:
-		r.Admission.Wait, err = v.Wait(op.Key, op.Rolling)
-	case OpStat:
-		r.Stat, err = v.Stat(op.Key)
-	}
-	return err
+	return l.failure.get()
 }

@@ -124,25 +124,6 @@ func (l *Limiter) Visible(key []byte) (Stat, error) {
 	return statOf(state, 0), err
 }
 
-// Borrow starts a limiter on what lies under prefix in db, which somebody else
-// has opened and, once the limiter is closed, is to close. Pebble tells it
-// nothing of the tables that it writes.
-func Borrow(db *pebble.DB, prefix []byte, opts Options) (*Limiter, error) {
-	l, err := newLimiter(codec.Keyspace{Prefix: prefix}, &opts)
-	if err != nil {
-		return nil, err
-	}
-	l.db = db
-	mark, _, err := l.identify(fmt.Sprintf("what is under %q", prefix), &l.keys)
-	if err != nil {
-		return nil, err
-	}
-	if err := l.start(mark); err != nil {
-		return nil, err
-	}
-	return l, nil
-}
-
 // Keys returns how the keys of the store under l are laid out.
 func (l *Limiter) Keys() codec.Keyspace { return l.keys }
 

@@ -27,22 +27,22 @@ func (l *Limiter) Probe(key []byte, r limit.Rate, n int64) (limit.Decision, erro
 	return result.Decision, result.Err
 }
 
-func (l *Limiter) throttle(op *Op, r *Result) error {
-	t, err := l.begin(op.Key)
-	if err != nil {
-		return err
-	}
-	defer t.end()
-	r.round = t.round
+// Refund gives n events (0..2^63-1) that were charged under r back to key, or as
+// many as it owes: more than it owes make no credit. The decision tells how key
+// stands then, as a Probe of no events does. Durability and errors are as with
+// Throttle. To refund twice gives back twice, so do not repeat one whose outcome
+// is unknown.
+func (l *Limiter) Refund(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
+	result := l.do(Op{Verb: OpRefund, Key: key, Rate: r, N: n})
+	return result.Decision, result.Err
+}
+
+func (l *Limiter) throttle(t *turn, op *Op, r *Result) error {
 	next, err := throttle(t.state, t.now, op, &r.Decision)
-	if err != nil {
-		return err
+	if err == nil && r.Decision.Allowed && op.N > 0 {
+		l.put(t, next)
 	}
-	if r.Decision.Allowed && op.N > 0 {
-		l.put(&t, next)
-		r.round = t.round
-	}
-	return nil
+	return err
 }
 
 // throttle decides op on state at now, without a look at anything else, and
@@ -61,12 +61,33 @@ func throttle(state limit.State, now int64, op *Op, d *limit.Decision) (limit.St
 	return limit.State{Kind: limit.KindGCRA, GCRA: next}, nil
 }
 
+func (l *Limiter) refund(t *turn, op *Op, r *Result) error {
+	next, decision, err := t.state.GCRA.Refund(t.now, op.Rate, op.N)
+	switch {
+	case errors.Is(err, limit.ErrInvalid):
+		return err
+	case !t.state.Is(limit.KindGCRA):
+		return ErrWrongKind
+	case err != nil:
+		return err
+	}
+	r.Decision = decision
+	if next != t.state.GCRA {
+		l.put(t, gcraState(next))
+	}
+	return nil
+}
+
+// gcraState returns the state of a key that holds s; a full one is absent.
+func gcraState(s limit.GCRAState) limit.State {
+	if s == (limit.GCRAState{}) {
+		return limit.State{}
+	}
+	return limit.State{Kind: limit.KindGCRA, GCRA: s}
+}
+
 // Probe answers what Throttle would have answered at the instant of the view.
 func (v *View) Probe(key []byte, r limit.Rate, n int64) (limit.Decision, error) {
-	var d limit.Decision
-	state, err := v.state(key)
-	if err == nil {
-		_, err = throttle(state, v.now, &Op{Rate: r, N: n}, &d)
-	}
-	return d, err
+	result := v.do(Op{Verb: OpProbe, Key: key, Rate: r, N: n})
+	return result.Decision, result.Err
 }

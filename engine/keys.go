@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"errors"
 	"math"
 	"time"
 
@@ -41,41 +40,22 @@ func (l *Limiter) Reset(key []byte) (bool, error) {
 	return result.Stat.Exists(), result.Err
 }
 
-func (l *Limiter) reset(op *Op, r *Result) error {
-	t, err := l.begin(op.Key)
-	if errors.Is(err, ErrCorrupt) {
-		return l.resetUnreadable(op, r)
-	}
-	if err != nil {
-		return err
-	}
-	defer t.end()
+func (l *Limiter) reset(t *turn, r *Result) {
 	if r.Stat = statOf(t.state, t.now); r.Stat.Exists() {
-		l.put(&t, limit.State{})
+		l.put(t, limit.State{})
 	}
-	r.round = t.round
-	return nil
 }
 
 // resetUnreadable forgets a key whose record can't be read, with all chunks
 // that it may have. It leaves request records, which can't be found without
 // their window's end; they are no part of any window that opens later.
-func (l *Limiter) resetUnreadable(op *Op, r *Result) error {
-	t := turn{key: op.Key, slice: l.keys.Slice(op.Key), now: l.clock.now()}
-	t.sh = l.shardOf(t.slice)
-	t.sh.mu.Lock()
-	if t.sh.cache.get(op.Key) != nil { // somebody has forgotten it meanwhile
-		t.end()
-		return l.reset(op, r)
-	}
-	defer t.end()
+func (l *Limiter) resetUnreadable(t *turn, r *Result) {
 	l.dropSpan(&t.sh.beside,
 		l.keys.AppendChunkKey(nil, t.slice, t.key, 0),
 		l.keys.AppendChunkKey(nil, t.slice, t.key, math.MaxInt64), nil)
-	l.put(&t, limit.State{})
+	l.put(t, limit.State{})
 	t.entry.stored = unread
-	r.Stat, r.round = Stat{Kind: kindUnreadable}, t.round
-	return nil
+	r.Stat = Stat{Kind: kindUnreadable}
 }
 
 // ResetAll forgets every key.
@@ -122,7 +102,7 @@ func (l *Limiter) resetAll() *round {
 		}
 	}
 	r := rs.open
-	r.sync = r.sync || l.opts.Durability == Always
+	r.sync, r.token = r.sync || l.opts.Durability == Always, true
 	r.batch = l.db.NewBatch()
 	for _, span := range l.keys.StateSpans() {
 		_ = r.batch.DeleteRange(span[0], span[1], nil)

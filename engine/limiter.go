@@ -48,10 +48,14 @@ type Limiter struct {
 //
 // Errors: limit.ErrInvalid, ErrInUse, ErrForeign, ErrNewerFormat, ErrDamaged, or what the file system says.
 func Open(dir string, opts *Options) (*Limiter, error) {
-	l, err := newLimiter(codec.Keyspace{}, opts)
+	o, err := opts.complete()
 	if err != nil {
 		return nil, err
 	}
+	if len(o.Prefix) > 0 || o.Events != nil {
+		return nil, fmt.Errorf("%w: the options Prefix and Events are for New", limit.ErrInvalid)
+	}
+	l := newLimiter(codec.Keyspace{}, o)
 	mark, err := l.store.open(dir, &l.keys, &l.opts, l.purger.tablesWritten(l.keys))
 	if err == nil {
 		if err = l.start(mark); err == nil {
@@ -69,17 +73,13 @@ func Open(dir string, opts *Options) (*Limiter, error) {
 }
 
 // newLimiter returns a limiter that has no store yet.
-func newLimiter(keys codec.Keyspace, opts *Options) (*Limiter, error) {
-	o, err := opts.complete()
-	if err != nil {
-		return nil, err
-	}
-	l := &Limiter{keys: keys, opts: o}
+func newLimiter(keys codec.Keyspace, opts Options) *Limiter {
+	l := &Limiter{keys: keys, opts: opts}
 	l.store.failure.failed = make(chan struct{})
 	l.checkpoint = make(passLock, 1)
 	l.purger.wake, l.purger.mu = make(chan struct{}, 1), make(passLock, 1)
 	l.purger.ctx, l.purger.cancel = context.WithCancel(context.Background())
-	return l, nil
+	return l
 }
 
 // start sets l going on the store that it has, which was left at mark.

@@ -107,6 +107,16 @@ type Options struct {
 	PurgeAhead   time.Duration
 	PurgeConfirm time.Duration
 
+	// Prefix is what all keys of a limiter in the store of an application begin
+	// with, 1 to MaxPrefixLen bytes; the first byte that differs keeps it apart
+	// from all else, so it had best end in a byte that names do not have. It is for
+	// New, which requires it.
+	Prefix []byte
+
+	// Events has the purge follow what Pebble does in the store of an application.
+	// It is for New, and may be nil.
+	Events *Events
+
 	// Now is the wall clock. The default is time.Now together with the
 	// system's monotonic clock: see the package comment. One that is set here
 	// is read for every operation and may be stepped at will; going back, it

@@ -50,6 +50,14 @@ func (o *overlay) prune(applied uint64) {
 	}
 }
 
+// drop forgets what round has staged.
+func (o *overlay) drop(round uint64) {
+	if n := len(*o); n > 0 && (*o)[n-1].round == round {
+		(*o)[n-1] = nil
+		*o = (*o)[:n-1]
+	}
+}
+
 // request looks for the record of the request id in window. Unless it is known
 // the store has to be asked.
 func (o overlay) request(window []byte, id string) (r limit.Request, known bool) {

@@ -125,6 +125,13 @@ type deadHead struct {
 func (l *Limiter) purge() {
 	p := &l.purger
 	defer p.stopped.Done()
+	var closed error
+	defer func() {
+		if closed != nil {
+			_ = l.failure.set(closed)
+		}
+	}()
+	defer recoverClosed(&closed)
 	ticker := time.NewTicker(purgeTick)
 	defer ticker.Stop()
 	quiet, unflushed, uncompacted, seen := 0, false, false, uint64(0)
@@ -179,7 +186,7 @@ func (l *Limiter) flushPurged() error {
 func (l *Limiter) compactGarbage() error {
 	m := l.db.Metrics()
 	garbage := m.Table.Garbage.PointDeletionsBytesEstimate + m.Table.Garbage.RangeDeletionsBytesEstimate
-	if len(l.opened) == 0 || garbage < minGarbage || garbage < uint64(tableBytes(m))/dueGarbage {
+	if l.lent || garbage < minGarbage || garbage < uint64(tableBytes(m))/dueGarbage {
 		return nil
 	}
 	lower, upper := l.keys.StatePart(0, 1)
@@ -400,10 +407,7 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 	// Holding the committer's lock, no round is cut and not yet applied. So
 	// what changes from here on, in these slices, is counted as it is cut.
 	l.rounds.commitMu.Lock()
-	it, err := l.db.NewIter(&pebble.IterOptions{
-		LowerBound: l.keys.AppendSliceStart(nil, first),
-		UpperBound: l.keys.AppendSliceStart(nil, end),
-	})
+	it, err := l.iter(l.keys.AppendSliceStart(nil, first), l.keys.AppendSliceStart(nil, end))
 	k.applied = l.rounds.applied.Load()
 	sh.mu.Lock()
 	sc.passed = end
@@ -490,7 +494,7 @@ func (l *Limiter) purgeRequests(horizon int64, all bool) error {
 		return nil
 	}
 	upper := l.keys.AppendRequestStart(nil, horizon+1)
-	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: l.keys.AppendRequestStart(nil, 0), UpperBound: upper})
+	it, err := l.iter(l.keys.AppendRequestStart(nil, 0), upper)
 	if err != nil {
 		return storageError(err)
 	}

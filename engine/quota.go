@@ -48,17 +48,19 @@ func (l *Limiter) Quota(key []byte) (QuotaUsage, error) {
 	return result.Quota, result.Err
 }
 
-func (l *Limiter) takeQuota(op *Op, r *Result) error {
-	if err := l.checkQuota(op); err != nil {
-		return err
-	}
-	t, err := l.begin(op.Key)
-	if err != nil {
-		return err
-	}
-	defer t.end()
-	r.round = t.round
-	earlier, err := l.request(&t, op.ID)
+// RefundQuota gives back what the request id has taken of key's quota in its open
+// window. It does so once: a second call answers the same and gives nothing. The
+// id stays taken until the window closes: TakeQuota answers limit.ErrRefunded. A
+// request that was not accepted in this window is answered with a Refund that is
+// not Refunded, and nothing is written. Durability and errors are as with
+// Throttle.
+func (l *Limiter) RefundQuota(key []byte, id string) (limit.Refund, error) {
+	result := l.do(Op{Verb: OpRefundQuota, Key: key, ID: id})
+	return result.Refund, result.Err
+}
+
+func (l *Limiter) takeQuota(t *turn, op *Op, r *Result) error {
+	earlier, err := l.request(t, op.ID)
 	if err != nil {
 		return err
 	}
@@ -67,11 +69,27 @@ func (l *Limiter) takeQuota(op *Op, r *Result) error {
 		return err
 	}
 	if grant.Accepted && !grant.Replay {
-		l.put(&t, next)
-		l.putRequest(&t, op.ID, limit.Request{Cost: op.N, Used: grant.Used})
-		r.round = t.round
+		l.put(t, next)
+		l.putRequest(t, op.ID, limit.Request{Cost: op.N, Used: grant.Used})
 	}
 	r.Grant = grant
+	return nil
+}
+
+func (l *Limiter) refundQuota(t *turn, op *Op, r *Result) error {
+	if !t.state.Is(limit.KindQuota) {
+		return ErrWrongKind
+	}
+	earlier, err := l.request(t, op.ID)
+	if err != nil {
+		return err
+	}
+	next, refund := t.state.Quota.Refund(t.now, earlier)
+	if refund.Refunded && !refund.Replay {
+		l.put(t, limit.State{Kind: limit.KindQuota, Quota: next})
+		l.putRequest(t, op.ID, limit.Request{Cost: refund.Cost, Used: refund.Used, Refunded: true})
+	}
+	r.Refund = refund
 	return nil
 }
 
@@ -113,7 +131,7 @@ func (l *Limiter) request(t *turn, id string) (limit.Request, error) {
 	if r, known := sh.overlay.request(sh.key[:len(sh.key)-len(id)], id); known {
 		return r, nil
 	}
-	value, closer, err := l.db.Get(sh.key)
+	value, closer, err := l.lookup(sh.key)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return limit.Request{}, nil
 	}
@@ -153,44 +171,35 @@ func (l *Limiter) dropRequests(t *turn, deadline int64) {
 // ProbeQuota answers what TakeQuota would have answered at the instant of the
 // view.
 func (v *View) ProbeQuota(key []byte, id string, q limit.Quota, cost int64) (limit.Grant, error) {
-	op := &Op{Key: key, ID: id, Quota: q, N: cost}
-	if err := v.l.checkQuota(op); err != nil {
-		return limit.Grant{}, err
-	}
-	state, err := v.state(key)
-	if err != nil {
-		return limit.Grant{}, err
-	}
-	var earlier limit.Request
-	if state.Kind == limit.KindQuota {
-		v.head = v.l.keys.AppendRequestKey(v.head[:0], state.Quota.Deadline, key, id)
-		value, err := v.get(v.head)
-		if err != nil {
-			return limit.Grant{}, err
-		}
-		if value != nil {
-			if earlier, err = decodeRequest(v.head, value); err != nil {
-				return limit.Grant{}, err
-			}
-		}
-	}
-	_, grant, err := takeQuota(state, v.now, op, earlier)
-	return grant, err
+	result := v.do(Op{Verb: OpProbeQuota, Key: key, ID: id, Quota: q, N: cost})
+	return result.Grant, result.Err
 }
 
 // Quota tells what had been spent of key's quota at the instant of the view.
 func (v *View) Quota(key []byte) (QuotaUsage, error) {
-	state, err := v.state(key)
-	switch {
-	case err != nil:
-		return QuotaUsage{}, err
-	case !state.Is(limit.KindQuota):
+	result := v.do(Op{Verb: OpQuota, Key: key})
+	return result.Quota, result.Err
+}
+
+// request is the view's look beside a quota's head.
+func (v *View) request(deadline int64, key []byte, id string) (limit.Request, error) {
+	v.head = v.l.keys.AppendRequestKey(v.head[:0], deadline, key, id)
+	value, err := v.get(v.head)
+	if value == nil {
+		return limit.Request{}, err
+	}
+	return decodeRequest(v.head, value)
+}
+
+// usageOf tells what has been spent of the quota that state is at now.
+func usageOf(state limit.State, now int64) (QuotaUsage, error) {
+	if !state.Is(limit.KindQuota) {
 		return QuotaUsage{}, ErrWrongKind
 	}
 	q := state.Quota
 	return QuotaUsage{
 		Quota:      limit.Quota{Limit: q.Limit, Window: q.Window},
 		Used:       q.Used,
-		ResetAfter: ttl.Left(q.Deadline, v.now),
+		ResetAfter: ttl.Left(q.Deadline, now),
 	}, nil
 }

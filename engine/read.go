@@ -41,7 +41,7 @@ func (l *Limiter) view(applied uint64) (*View, error) {
 	if err := l.waitApplied(applied); err != nil {
 		return nil, err
 	}
-	it, err := l.db.NewIter(nil)
+	it, err := l.iter(nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrStorage, err)
 	}
@@ -154,18 +154,29 @@ func (v *View) Now() time.Time { return time.Unix(0, v.now) }
 
 // Stat tells what key held at the instant of the view, and until when.
 func (v *View) Stat(key []byte) (Stat, error) {
-	state, err := v.state(key)
-	if err != nil {
-		return Stat{}, err
+	result := v.do(Op{Verb: OpStat, Key: key})
+	return result.Stat, result.Err
+}
+
+// do carries out op, which changes nothing.
+func (v *View) do(op Op) (r Result) {
+	if r.Err = v.l.check(&op); r.Err == nil {
+		r.Err = v.look(&op, &r)
 	}
-	return statOf(state, v.now), nil
+	return r
+}
+
+// look is do for an operation whose arguments have been checked.
+func (v *View) look(op *Op, r *Result) error {
+	state, err := v.state(op.Key)
+	if err != nil {
+		return err
+	}
+	return answer(op, r, v.now, state, v)
 }
 
 // state returns what key held at the instant of the view.
 func (v *View) state(key []byte) (limit.State, error) {
-	if err := checkKey(key); err != nil {
-		return limit.State{}, err
-	}
 	v.head = v.l.keys.AppendHead(v.head[:0], v.l.keys.Slice(key), key)
 	value, err := v.get(v.head)
 	if value == nil {

@@ -41,20 +41,12 @@ func (l *Limiter) Wait(key []byte, w limit.Rolling) (time.Duration, error) {
 }
 
 // record carries out OpAllow and OpIncrement.
-func (l *Limiter) record(op *Op, r *Result) error {
-	if err := l.checkRolling(op.Rolling); err != nil {
-		return err
-	}
-	t, err := l.begin(op.Key)
-	if err != nil {
-		return err
-	}
-	defer t.end()
-	r.round = t.round
+func (l *Limiter) record(t *turn, op *Op, r *Result) error {
 	list, wrongKind := listOf(t.state)
-	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(&t, ordinal) }
+	chunks := func(ordinal int64) (*limit.Chunk, error) { return l.chunk(t, ordinal) }
 	var next limit.RollingState
 	var change limit.Change
+	var err error
 	if op.Verb == OpAllow {
 		next, r.Admission, change, err = list.Allow(t.now, op.Rolling, chunks)
 	} else {
@@ -78,14 +70,13 @@ func (l *Limiter) record(op *Op, r *Result) error {
 	l.dropChunks(t.sh, &t.sh.beside, t.slice, t.key, change.Dead)
 	if t.state.Kind == limit.KindRolling {
 		*t.state.Rolling = next
-		l.put(&t, t.state)
+		l.put(t, t.state)
 	} else {
-		l.put(&t, newList(next))
+		l.put(t, newList(next))
 	}
 	if change.Seal != nil {
-		l.putChunk(&t, change.Seal)
+		l.putChunk(t, change.Seal)
 	}
-	r.round = t.round
 	return nil
 }
 
@@ -126,7 +117,7 @@ func (l *Limiter) chunk(t *turn, ordinal int64) (*limit.Chunk, error) {
 	if c := t.sh.overlay.chunk(t.key, ordinal); c != nil {
 		return c, nil
 	}
-	it, err := l.db.NewIter(nil)
+	it, err := l.iter(nil, nil)
 	if err != nil {
 		return nil, storageError(err)
 	}
@@ -188,39 +179,33 @@ func (l *Limiter) dropChunks(sh *shard, batch **pebble.Batch, slice uint16, key 
 // Peek counts the events in key's rolling list that were live at the instant
 // of the view.
 func (v *View) Peek(key []byte, w limit.Rolling) (count int64, err error) {
-	err = v.list(key, w, func(list limit.RollingState, chunks limit.ChunkReader) error {
-		count, err = list.Peek(v.now, w, chunks)
-		return err
-	})
-	return count, err
+	result := v.do(Op{Verb: OpPeek, Key: key, Rolling: w})
+	return result.Admission.Count, result.Err
 }
 
 // Wait tells how long it was, at the instant of the view, until Allow would
 // allow an event.
-func (v *View) Wait(key []byte, w limit.Rolling) (wait time.Duration, err error) {
-	err = v.list(key, w, func(list limit.RollingState, chunks limit.ChunkReader) error {
-		wait, err = list.Wait(v.now, w, chunks)
-		return err
-	})
-	return wait, err
+func (v *View) Wait(key []byte, w limit.Rolling) (time.Duration, error) {
+	result := v.do(Op{Verb: OpWait, Key: key, Rolling: w})
+	return result.Admission.Wait, result.Err
 }
 
-// list calls fn with key's rolling list and a reader of its chunks.
-func (v *View) list(key []byte, w limit.Rolling, fn func(limit.RollingState, limit.ChunkReader) error) error {
-	if err := v.l.checkRolling(w); err != nil {
-		return err
-	}
-	state, err := v.state(key)
-	if err != nil {
-		return err
-	}
+// chunk is the view's look beside a list's head.
+func (v *View) chunk(key []byte, ordinal int64) (*limit.Chunk, error) {
+	v.head = v.l.keys.AppendChunkKey(v.head[:0], v.l.keys.Slice(key), key, ordinal+1)
+	return chunkBefore(v.it, v.head)
+}
+
+// lookAtList carries out OpPeek and OpWait on the list that state is at now.
+func lookAtList(state limit.State, now int64, op *Op, chunks limit.ChunkReader) (a limit.Admission, err error) {
 	list, err := listOf(state)
 	if err != nil {
-		return err
+		return a, err
 	}
-	slice := v.l.keys.Slice(key)
-	return rollingError(key, fn(list, func(ordinal int64) (*limit.Chunk, error) {
-		v.head = v.l.keys.AppendChunkKey(v.head[:0], slice, key, ordinal+1)
-		return chunkBefore(v.it, v.head)
-	}))
+	if op.Verb == OpPeek {
+		a.Count, err = list.Peek(now, op.Rolling, chunks)
+	} else {
+		a.Wait, err = list.Wait(now, op.Rolling, chunks)
+	}
+	return a, rollingError(op.Key, err)
 }

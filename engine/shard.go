@@ -72,31 +72,33 @@ type turn struct {
 	round uint64 // the newest that state can have come from
 }
 
-// begin takes the turn of key, which is a valid one. When it fails the turn is not taken.
-func (l *Limiter) begin(key []byte) (turn, error) {
+// turnOf returns the turn of key, which is a valid one. It is not taken yet.
+func (l *Limiter) turnOf(key []byte) turn {
 	t := turn{key: key, slice: l.keys.Slice(key)}
 	t.sh = l.shardOf(t.slice)
-	t.sh.mu.Lock()
-	if t.entry = t.sh.cache.get(key); t.entry == nil {
-		t.sh.key = l.keys.AppendHead(t.sh.key[:0], t.slice, key)
+	return t
+}
+
+// load finds the state that the key of t has at t.now. Whoever calls it holds
+// t.sh.mu.
+func (l *Limiter) load(t *turn) error {
+	if t.entry = t.sh.cache.get(t.key); t.entry == nil {
+		t.sh.key = l.keys.AppendHead(t.sh.key[:0], t.slice, t.key)
 		applied := l.rounds.applied.Load()
 		state, err := l.get(t.sh.key)
 		t.round = l.rounds.applying.Load()
 		if err != nil {
-			t.sh.mu.Unlock()
-			return turn{}, err
+			return err
 		}
 		if state.Kind != limit.KindNone && !t.sh.overlay.hasPurged(applied, t.slice, state.Deadline()) {
-			t.entry = l.cacheEntry(&t, state)
+			t.entry = l.cacheEntry(t, state)
 			t.entry.stored = state.Deadline()
 		}
 	}
 	if t.entry != nil {
-		t.state, t.round = t.entry.state, t.entry.round
+		t.state, t.round = ttl.Live(t.entry.state, t.now), t.entry.round
 	}
-	t.now = l.clock.now()
-	t.state = ttl.Live(t.state, t.now)
-	return t, nil
+	return nil
 }
 
 // put stages state as what the key of t holds from now on.
@@ -138,7 +140,7 @@ const maxPointDeletes = 256
 // of the shard's, as so many deletions as dropSpan returns.
 func (l *Limiter) dropSpan(batch **pebble.Batch, lower, upper []byte, staged [][]byte) int {
 	keys := staged
-	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	it, err := l.iter(lower, upper)
 	if err == nil {
 		for it.First(); it.Valid() && len(keys) <= maxPointDeletes; it.Next() {
 			keys = append(keys, bytes.Clone(it.Key()))
@@ -156,8 +158,6 @@ func (l *Limiter) dropSpan(batch **pebble.Batch, lower, upper []byte, staged [][
 	return len(keys)
 }
 
-func (t *turn) end() { t.sh.mu.Unlock() }
-
 // cacheEntry puts the key of t with this state into the cache.
 func (l *Limiter) cacheEntry(t *turn, state limit.State) *entry {
 	e := &entry{key: string(t.key), slice: t.slice, state: state, round: t.round}
@@ -167,7 +167,7 @@ func (l *Limiter) cacheEntry(t *turn, state limit.State) *entry {
 
 // get reads the record under a head key; a key that is not there is absent.
 func (l *Limiter) get(head []byte) (limit.State, error) {
-	value, closer, err := l.db.Get(head)
+	value, closer, err := l.lookup(head)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return limit.State{}, nil
 	}

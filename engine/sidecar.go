@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"github.com/gabiondb/gabion/codec"
 	"github.com/gabiondb/gabion/ttl"
 )
@@ -93,7 +91,7 @@ func (l *Limiter) loadSidecars(clean bool) error {
 		}
 	}
 	lower, upper := l.keys.SidecarBounds()
-	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	it, err := l.iter(lower, upper)
 	if err != nil {
 		return storageError(err)
 	}
@@ -126,10 +124,7 @@ func (l *Limiter) loadSidecars(clean bool) error {
 // doubtMissing takes the sidecars that a store closed in good order does not have
 // for guesses, if there are heads that they should count.
 func (l *Limiter) doubtMissing() error {
-	it, err := l.db.NewIter(&pebble.IterOptions{
-		LowerBound: l.keys.AppendSliceStart(nil, 0),
-		UpperBound: l.keys.AppendSliceStart(nil, codec.Slices),
-	})
+	it, err := l.iter(l.keys.AppendSliceStart(nil, 0), l.keys.AppendSliceStart(nil, codec.Slices))
 	if err != nil {
 		return storageError(err)
 	}

@@ -31,6 +31,7 @@ type store struct {
 	disk    *disk  // the file system that Pebble has it on
 	failure failure
 	trouble troubles
+	lent    bool        // it is an application's, under a prefix
 	opened  []io.Closer // what close closes, the last first
 }
 
@@ -338,6 +339,27 @@ func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 		return ctx.Err()
 	}
 	return storageError(cmp.Or(context.Cause(compacting), err))
+}
+
+// lookup returns the value under key, and what frees it, or pebble.ErrNotFound.
+func (s *store) lookup(key []byte) (value []byte, free io.Closer, err error) {
+	defer recoverClosed(&err)
+	return s.db.Get(key)
+}
+
+// iter returns an iterator over the keys from lower to just before upper.
+func (s *store) iter(lower, upper []byte) (it *pebble.Iterator, err error) {
+	defer recoverClosed(&err)
+	return s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+}
+
+// write makes b visible. With sync SyncWait of b returns when it is on disk.
+func (s *store) write(b *pebble.Batch, sync bool) (err error) {
+	defer recoverClosed(&err)
+	if sync {
+		return s.db.ApplyNoSyncWait(b, pebble.Sync)
+	}
+	return s.db.Apply(b, pebble.NoSync)
 }
 
 // isEmpty tells whether db holds no key at all under the prefix of keys.
