@@ -28,7 +28,7 @@ func quotaStates() *rapid.Generator[limit.State] {
 	return rapid.Custom(func(t *rapid.T) limit.State {
 		s := limit.State{Kind: limit.KindQuota}
 		s.Quota.Limit = numbers(1, limit.MaxLimit).Draw(t, "limit")
-		s.Quota.Used = numbers(1, s.Quota.Limit).Draw(t, "used")
+		s.Quota.Used = numbers(0, s.Quota.Limit).Draw(t, "used")
 		s.Quota.Window = time.Duration(numbers(1, int64(limit.MaxWindow)).Draw(t, "window"))
 		s.Quota.Deadline = numbers(int64(s.Quota.Window)+1, math.MaxInt64).Draw(t, "deadline")
 		return s
@@ -47,6 +47,9 @@ func checkQuotaDecisions(t fataler, s limit.QuotaState, now int64) {
 			if !next.Valid() {
 				t.Fatalf("Take(%d, %+v, 1, %+v) on %+v = %+v, which is not valid", now, q, earlier, s, next)
 			}
+			if next, _ := s.Refund(now, earlier); !next.Valid() {
+				t.Fatalf("Refund(%d, %+v) on %+v = %+v, which is not valid", now, earlier, s, next)
+			}
 		}
 	}
 }
@@ -61,7 +64,6 @@ func TestDecodeQuotaRefuses(t *testing.T) {
 		"deadline the window":   {4, kind, 2, 3, 4},
 		"deadline 2^63":         {uint64(1 << 63), kind, 2, 3, 4},
 		"used nil":              {9, kind, nil, 3, 4},
-		"used 0":                {9, kind, 0, 3, 4},
 		"used negative":         {9, kind, -1, 3, 4},
 		"used above the limit":  {9, kind, 4, 3, 4},
 		"limit nil":             {9, kind, 2, nil, 4},
@@ -73,7 +75,7 @@ func TestDecodeQuotaRefuses(t *testing.T) {
 		"window negative":       {9, kind, 2, 3, -4},
 		"window above the most": {math.MaxInt64, kind, 2, 3, int64(limit.MaxWindow) + 1},
 		"window a float":        {9, kind, 2, 3, 4.0},
-		"used 0, and more":      {9, kind, 0, 3, 4, "later"},
+		"used above, and more":  {9, kind, 4, 3, 4, "later"},
 	} {
 		t.Run(name, func(t *testing.T) { checkNotFields(t, f) })
 	}

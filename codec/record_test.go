@@ -303,7 +303,7 @@ func TestAppendStateRefuses(t *testing.T) {
 		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: 5, Short: 3, Count: 3}},
 		{Kind: limit.KindQuota},
 		{Kind: limit.KindQuota, GCRA: whole.GCRA},
-		{Kind: limit.KindQuota, Quota: limit.QuotaState{Deadline: 5, Used: 0, Limit: 2, Window: 3}},
+		{Kind: limit.KindQuota, Quota: limit.QuotaState{Deadline: 5, Used: -1, Limit: 2, Window: 3}},
 		{Kind: limit.KindQuota, Quota: limit.QuotaState{Deadline: 5, Used: 3, Limit: 2, Window: 3}},
 		{Kind: limit.KindRolling},
 		{Kind: limit.KindRolling, Quota: quota.Quota},

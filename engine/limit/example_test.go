@@ -28,6 +28,28 @@ func ExampleGCRAState_Take() {
 	// false 0 10s 20s
 }
 
+// Three events have to be within a user's limit and within that of all users
+// together. Either both are charged or none.
+func ExampleTakeAll() {
+	states := make([]limit.GCRAState, 2)
+	rows := []limit.Row{
+		{State: 0, Rate: limit.PerMinute(5), N: 3},
+		{State: 1, Rate: limit.PerMinute(100), N: 3},
+	}
+	decisions := make(limit.Decisions, len(rows))
+	now := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC).UnixNano()
+	for range 2 {
+		if err := limit.TakeAll(now, states, rows, decisions); err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(decisions.Denied(), decisions.RetryAfter(), decisions[0].Remaining, decisions[1].Remaining)
+	}
+	// Output:
+	// 0 0s 2 97
+	// 1 12s 2 97
+}
+
 // The records of the accepted requests are kept beside the state, for as long
 // as the window is open. So a request that is repeated, because its answer was
 // lost, is known again and not charged twice.

@@ -45,6 +45,17 @@ func (r Rate) Validate() error {
 	return nil
 }
 
+// check checks the arguments of a call: r and a quantity.
+func (r Rate) check(n int64) error {
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	if n < 0 {
+		return fmt.Errorf("%w: quantity %d is negative", ErrInvalid, n)
+	}
+	return nil
+}
+
 // GCRAState is the state of a GCRA key: its theoretical arrival time (TAT),
 // exactly, as Deadline - Short/Count nanoseconds with 0 <= Short < Count. The
 // zero value is a full bucket.
@@ -73,11 +84,8 @@ type GCRAState struct {
 // A TAT that was stored under another count is rounded up to a multiple of
 // 1/r.Count ns, never in the caller's favour.
 func (s GCRAState) Take(now int64, r Rate, n int64) (GCRAState, Decision, error) {
-	if err := r.Validate(); err != nil {
+	if err := r.check(n); err != nil {
 		return s, Decision{}, err
-	}
-	if n < 0 {
-		return s, Decision{}, fmt.Errorf("%w: quantity %d is negative", ErrInvalid, n)
 	}
 
 	count, interval := uint64(r.Count), uint64(r.Period)
@@ -114,6 +122,41 @@ func (s GCRAState) Take(now int64, r Rate, n int64) (GCRAState, Decision, error)
 		d.Remaining = int64(tolerance.sub(ahead).div(interval))
 	}
 	return next, d, nil
+}
+
+// Refund gives n events (0..2^63-1) back at now (1..2^63-1) and returns the
+// state after it, and what a look with r says of that:
+//
+//	TAT = max(now, TAT - n*period)
+//
+// in units of 1/r.Count ns and rounded up as Take rounds. A key that is full then
+// is the zero state: giving back more than was taken gains nothing. When n is 0,
+// when s is full already, and when there is an error, the state is s itself. An
+// error wraps ErrInvalid.
+func (s GCRAState) Refund(now int64, r Rate, n int64) (GCRAState, Decision, error) {
+	if err := r.check(n); err != nil {
+		return s, Decision{}, err
+	}
+	next := s
+	if n > 0 && s.Deadline > now {
+		count := uint64(r.Count)
+		tat, back := s.in(count), mul(uint64(n), uint64(r.Period))
+		if full := mul(uint64(now), count).add(back); tat.cmp(full) > 0 {
+			next, _ = gcraState(tat.sub(back), count) // no later than s, so in time
+		} else {
+			next = GCRAState{}
+		}
+	}
+	_, d, err := next.Take(now, r, 0)
+	return next, d, err
+}
+
+// charge returns the state after n events at now, whether they may pass or not,
+// and whether it lies in representable time.
+func (s GCRAState) charge(now int64, r Rate, n int64) (GCRAState, bool) {
+	count := uint64(r.Count)
+	tat := s.in(count).max(mul(uint64(now), count))
+	return gcraState(tat.add(mul(uint64(n), uint64(r.Period))), count)
 }
 
 // in returns the TAT in units of 1/count ns, rounded up.

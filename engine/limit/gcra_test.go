@@ -144,6 +144,74 @@ func checkProperties(s limit.GCRAState, c call, next limit.GCRAState, d limit.De
 	return nil
 }
 
+func TestRefundErrors(t *testing.T) {
+	ok := limit.Rate{Burst: 4, Count: 3, Period: 10 * time.Second}
+	s, _, err := limit.GCRAState{}.Take(start, ok, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		r    limit.Rate
+		n    int64
+		text string
+	}{
+		{limit.Rate{Burst: -1, Count: 1, Period: 1}, 1, "burst -1"},
+		{limit.Rate{Burst: 0, Count: 0, Period: 1}, 1, "count 0"},
+		{limit.Rate{Burst: 0, Count: 1, Period: 0}, 0, "period 0 ns"},
+		{ok, -1, "quantity -1"},
+		{ok, math.MinInt64, "quantity -9223372036854775808"},
+	} {
+		next, d, err := s.Refund(start, test.r, test.n)
+		if !errors.Is(err, limit.ErrInvalid) || !strings.Contains(err.Error(), test.text) {
+			t.Errorf("Refund(%v, %d) fails with %v, want ErrInvalid about %q", test.r, test.n, err, test.text)
+		}
+		if next != s || d != (limit.Decision{}) {
+			t.Errorf("Refund(%v, %d) = %+v, %+v, want %+v and no decision", test.r, test.n, next, d, s)
+		}
+	}
+}
+
+// TestRefundProperties gives back what was taken, at once and later, in one piece
+// and in two: whoever does so is where he would be if he had not taken it.
+func TestRefundProperties(t *testing.T) {
+	exact := 0
+	for seed := range uint64(2000) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		r := limit.Rate{Burst: wide(rng) / 2, Count: max(1, wide(rng)), Period: time.Duration(max(1, wide(rng)))}
+		now := 1 + wide(rng)/2
+		// n out of a burst leaves the other half of it for what comes before and after.
+		n := rng.Int64N(1 + r.Burst/2)
+		var before limit.GCRAState
+		before, _, _ = before.Take(now, r, rng.Int64N(1+r.Burst/2))
+		charged, d, err := before.Take(now, r, n)
+		if err != nil || !d.Allowed || n == 0 {
+			continue
+		}
+		back, _, err := charged.Refund(now, r, n)
+		want := before
+		if before.Deadline <= now {
+			want = limit.GCRAState{}
+		}
+		if back != want || err != nil {
+			t.Fatalf("seed %d: Refund(%d, %v, %d) of %+v = %+v, %v, want %+v", seed, now, r, n, charged, back, err, want)
+		}
+		k := rng.Int64N(n + 1)
+		first, _, _ := charged.Refund(now, r, k)
+		if both, _, _ := first.Refund(now, r, n-k); both != want {
+			t.Fatalf("seed %d: %d and %d back of %+v = %+v, want %+v", seed, k, n-k, charged, both, want)
+		}
+		if all, d, _ := charged.Refund(now, r, math.MaxInt64); all != (limit.GCRAState{}) || d.Remaining != d.Limit {
+			t.Fatalf("seed %d: more than all back of %+v = %+v, %+v, want it full", seed, charged, all, d)
+		}
+		if before.Deadline > now {
+			exact++
+		}
+	}
+	if exact < 100 {
+		t.Errorf("%d refunds led back to a live state, want 100 or more", exact)
+	}
+}
+
 // TestTakeEveryQuantity compares each quantity that means anything with what a
 // look said before, and the answer of a dropped call with that of the next one.
 func TestTakeEveryQuantity(t *testing.T) {
@@ -288,7 +356,11 @@ var takes = []struct {
 
 func TestTakeAllocs(t *testing.T) {
 	for _, test := range takes {
-		if allocs := testing.AllocsPerRun(100, func() { test.s.Take(start, test.r, test.n) }); allocs != 0 {
+		allocs := testing.AllocsPerRun(100, func() {
+			test.s.Take(start, test.r, test.n)
+			test.s.Refund(start, test.r, test.n)
+		})
+		if allocs != 0 {
 			t.Errorf("%s: %v allocations, want 0", test.name, allocs)
 		}
 	}

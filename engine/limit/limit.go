@@ -6,7 +6,8 @@
 //
 // There are three kinds of limit: GCRAState spaces events evenly, QuotaState
 // spends a budget per window and knows a request again that it has seen, and
-// RollingState lets so many events pass in any span of time.
+// RollingState lets so many events pass in any span of time. TakeAll and
+// TakeEach decide several charges of the first kind together.
 //
 // Nothing here reads a clock, keeps anything, or talks to a disk, so the same
 // decision can be made again elsewhere (in a test, an oracle, a replica) and
@@ -41,6 +42,10 @@ var (
 	// ErrConflict reports a request under the id of another one, which was
 	// accepted in the open window. It has charged nothing.
 	ErrConflict = errors.New("limit: request id is taken")
+
+	// ErrRefunded reports a request under the id of one that was accepted in the
+	// open window and refunded. It wraps ErrConflict.
+	ErrRefunded = fmt.Errorf("%w: its request was refunded", ErrConflict)
 
 	// ErrCorrupt reports a chunk that cannot belong to the rolling list that
 	// it was read for. The call has recorded nothing.

@@ -24,15 +24,11 @@ func newOracle() *oracle { return &oracle{tat: new(big.Rat)} }
 
 func (o *oracle) take(at int64, r limit.Rate, n int64) (limit.Decision, error) {
 	var (
-		now  = integer(at)
-		T    = big.NewRat(int64(r.Period), r.Count)
-		tau  = mul(integer(r.Burst+1), T)
-		read = o.tat
+		now = integer(at)
+		T   = big.NewRat(int64(r.Period), r.Count)
+		tau = mul(integer(r.Burst+1), T)
 	)
-	if o.count != r.Count {
-		read = new(big.Rat).SetFrac(ceil(mul(o.tat, integer(r.Count))), big.NewInt(r.Count))
-	}
-	t0 := later(read, now)
+	t0 := later(o.read(r.Count), now)
 	t1 := add(t0, mul(integer(n), T))
 
 	after := t0
@@ -56,6 +52,14 @@ func (o *oracle) take(at int64, r limit.Rate, n int64) (limit.Decision, error) {
 	}
 	d.ResetAfter = time.Duration(ceil(sub(after, now)).Int64())
 	return d, nil
+}
+
+// read returns the arrival time as a rate of so many events reads it.
+func (o *oracle) read(count int64) *big.Rat {
+	if o.count == count {
+		return o.tat
+	}
+	return new(big.Rat).SetFrac(ceil(mul(o.tat, integer(count))), big.NewInt(count))
 }
 
 func integer(x int64) *big.Rat   { return new(big.Rat).SetInt64(x) }

@@ -49,7 +49,7 @@ type QuotaState struct {
 	// can no longer be told from one that never was.
 	Deadline int64
 
-	Used int64 // what has been spent in the window, 1..Limit
+	Used int64 // what has been spent in the window, 0..Limit; 0 if all was refunded
 
 	// Limit and Window are the policy that the window was opened under, which
 	// is in force until it closes.
@@ -58,9 +58,9 @@ type QuotaState struct {
 }
 
 // Valid tells whether s is a state that Take can have returned for an accepted
-// request.
+// request, or Refund for one that it has refunded.
 func (s QuotaState) Valid() bool {
-	return s.policy().Validate() == nil && 1 <= s.Used && s.Used <= s.Limit && s.Deadline > int64(s.Window)
+	return s.policy().Validate() == nil && 0 <= s.Used && s.Used <= s.Limit && s.Deadline > int64(s.Window)
 }
 
 func (s QuotaState) policy() Quota { return Quota{s.Limit, s.Window} }
@@ -69,11 +69,20 @@ func (s QuotaState) policy() Quota { return Quota{s.Limit, s.Window} }
 // id until the window closes. The zero value is the record of none.
 type Request struct {
 	Cost int64
-	Used int64 // what had been spent in the window once it was accepted
+
+	// Used is what had been spent in the window once the request was accepted
+	// or, if it has been refunded, once it was.
+	Used int64
+
+	// Refunded tells that its cost was given back.
+	Refunded bool
 }
 
 // Valid tells whether r is the record of a request.
 func (r Request) Valid() bool {
+	if r.Refunded {
+		return 1 <= r.Cost && r.Cost <= MaxLimit && 0 <= r.Used && r.Used <= MaxLimit-r.Cost
+	}
 	return 1 <= r.Cost && r.Cost <= r.Used && r.Used <= MaxLimit
 }
 
@@ -107,8 +116,9 @@ type Grant struct {
 // If the grant is accepted and no replay, the next state and the record
 // Request{cost, grant.Used} of the request are to be kept, either both or
 // neither. Otherwise, and when there is an error, the next state is s itself. An
-// error wraps ErrInvalid, ErrPolicyChanged, ErrConflict or ErrOutOfRange, of
-// which the first that applies is reported.
+// error wraps ErrInvalid, ErrPolicyChanged, ErrConflict (and ErrRefunded, if
+// earlier was refunded) or ErrOutOfRange, of which the first that applies is
+// reported.
 func (s QuotaState) Take(now int64, q Quota, cost int64, earlier Request) (QuotaState, Grant, error) {
 	if err := q.Validate(); err != nil {
 		return s, Grant{}, err
@@ -126,6 +136,8 @@ func (s QuotaState) Take(now int64, q Quota, cost int64, earlier Request) (Quota
 		next = QuotaState{Deadline: now + int64(q.Window), Limit: q.Limit, Window: q.Window}
 	case q != s.policy():
 		return s, Grant{}, fmt.Errorf("%w: limit %d and window %d ns until the window closes", ErrPolicyChanged, s.Limit, s.Window)
+	case earlier.Refunded:
+		return s, Grant{}, ErrRefunded
 	case earlier.Cost == cost:
 		return s, Grant{
 			Accepted:   true,
@@ -148,4 +160,53 @@ func (s QuotaState) Take(now int64, q Quota, cost int64, earlier Request) (Quota
 		Limit:      next.Limit,
 		ResetAfter: time.Duration(next.Deadline - now),
 	}, nil
+}
+
+// Refund is the answer of a quota to giving back what a request took.
+type Refund struct {
+	// Refunded tells whether the request has been refunded, by this call or by
+	// an earlier one. If not, it was not accepted in the open window.
+	Refunded bool
+
+	// Replay tells that it was an earlier one: this call has given nothing back.
+	Replay bool
+
+	// Used is what had been spent in the window once the request was refunded;
+	// if it was not, what has been spent, and 0 if no window is open.
+	Used int64
+
+	// Cost is what was given back, by this call or by the earlier one.
+	Cost int64
+
+	// Limit is the most that can be spent in a window; 0 if none is open.
+	Limit int64
+
+	// ResetAfter is how long until the window closes; 0 if none is open.
+	ResetAfter time.Duration
+}
+
+// Refund gives back at now (1..2^63-1) what a request took in the open window,
+// and returns the state after it. earlier is the record of the request, as with
+// Take. The window stays open, until its time and under its policy, even if all
+// has been given back; and the id of the request stays taken.
+//
+// If the request is refunded and it is no replay, the next state and the record
+// Request{refund.Cost, refund.Used, true} of the request are to be kept, either
+// both or neither. Otherwise the next state is s itself.
+func (s QuotaState) Refund(now int64, earlier Request) (QuotaState, Refund) {
+	if s.Deadline <= now {
+		return s, Refund{}
+	}
+	next := s
+	r := Refund{Used: s.Used, Limit: s.Limit, ResetAfter: time.Duration(s.Deadline - now)}
+	switch {
+	case earlier == Request{}:
+	case earlier.Refunded:
+		r.Refunded, r.Replay, r.Cost, r.Used = true, true, earlier.Cost, earlier.Used
+	default:
+		// A record that doesn't belong to s gives back no more than was spent.
+		next.Used = max(0, s.Used-earlier.Cost)
+		r.Refunded, r.Cost, r.Used = true, earlier.Cost, next.Used
+	}
+	return next, r
 }

@@ -11,31 +11,49 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// quotaOracle is a quota that remembers every request that it ever accepted.
+// quotaOracle is a quota that remembers every request that it ever accepted or
+// refunded.
 type quotaOracle struct {
-	accepted []acceptance
-	windows  int // how many have been opened or wiped out
+	events  []quotaEvent
+	windows int // how many have been opened or wiped out
 }
 
-type acceptance struct {
+type quotaEvent struct {
 	window int
 	id     byte
 	at     int64
 	q      limit.Quota
 	cost   int64
+	refund bool
 }
 
-// open returns what was accepted in the window that is open at now.
-func (o *quotaOracle) open(now int64) []acceptance {
-	for i, a := range o.accepted {
-		if a.window == o.windows {
-			if now-a.at >= int64(a.q.Window) {
+// open returns what happened in the window that is open at now.
+func (o *quotaOracle) open(now int64) []quotaEvent {
+	for i, e := range o.events {
+		if e.window == o.windows {
+			if now-e.at >= int64(e.q.Window) {
 				return nil
 			}
-			return o.accepted[i:]
+			return o.events[i:]
 		}
 	}
 	return nil
+}
+
+// find returns what has been spent by events, and what had been by the last of
+// those that are about id, which it returns as well; nil if there is none.
+func find(events []quotaEvent, id byte) (used, then int64, last *quotaEvent) {
+	for i, e := range events {
+		if e.refund {
+			used -= e.cost
+		} else {
+			used += e.cost
+		}
+		if e.id == id {
+			last, then = &events[i], used
+		}
+	}
+	return used, then, last
 }
 
 func (o *quotaOracle) delete() { o.windows++ }
@@ -53,15 +71,16 @@ func (o *quotaOracle) take(now int64, q limit.Quota, id byte, cost int64, keep b
 			return limit.Grant{}, limit.ErrPolicyChanged
 		}
 		g.ResetAfter = time.Duration(open[0].at + int64(q.Window) - now)
-		for _, a := range open {
-			g.Used += a.cost
-			if a.id != id {
-				continue
-			}
-			if a.cost != cost {
-				return limit.Grant{}, limit.ErrConflict
-			}
-			g.Accepted, g.Replay = true, true
+		used, then, last := find(open, id)
+		switch {
+		case last == nil:
+			g.Used = used
+		case last.refund:
+			return limit.Grant{}, limit.ErrRefunded
+		case last.cost != cost:
+			return limit.Grant{}, limit.ErrConflict
+		default:
+			g.Accepted, g.Replay, g.Used = true, true, then
 			return g, nil
 		}
 	} else if now > math.MaxInt64-int64(q.Window) {
@@ -72,39 +91,70 @@ func (o *quotaOracle) take(now int64, q limit.Quota, id byte, cost int64, keep b
 	}
 	if keep {
 		o.windows = window
-		o.accepted = append(o.accepted, acceptance{window, id, now, q, cost})
+		o.events = append(o.events, quotaEvent{window, id, now, q, cost, false})
 	}
 	g.Accepted = true
 	g.Used += cost
 	return g, nil
 }
 
-// checkAccepted holds what a quota promises against all that was accepted: no
-// window spends more than its limit or lasts longer than it may, and none
-// charges an id twice.
-func (o *quotaOracle) checkAccepted() error {
+// refund gives back what a request took and, if keep, remembers it.
+func (o *quotaOracle) refund(now int64, id byte, keep bool) limit.Refund {
+	open := o.open(now)
+	if len(open) == 0 {
+		return limit.Refund{}
+	}
+	first := open[0]
+	used, then, last := find(open, id)
+	r := limit.Refund{Used: used, Limit: first.q.Limit, ResetAfter: time.Duration(first.at + int64(first.q.Window) - now)}
+	switch {
+	case last == nil:
+	case last.refund:
+		r.Refunded, r.Replay, r.Used, r.Cost = true, true, then, last.cost
+	default:
+		r.Refunded, r.Used, r.Cost = true, used-last.cost, last.cost
+		if keep {
+			o.events = append(o.events, quotaEvent{o.windows, id, now, first.q, last.cost, true})
+		}
+	}
+	return r
+}
+
+// check holds what a quota promises against all that happened: no window spends
+// more than its limit or lasts longer than it may, and none charges an id twice,
+// or gives back what it did not take.
+func (o *quotaOracle) check() error {
 	type charge struct {
 		window int
 		id     byte
 	}
-	charges := map[charge]bool{}
+	charged, refunded := map[charge]int64{}, map[charge]bool{}
 	spent := map[int]int64{}
-	first := map[int]acceptance{}
-	for _, a := range o.accepted {
-		if _, ok := first[a.window]; !ok {
-			first[a.window] = a
+	first := map[int]quotaEvent{}
+	for _, e := range o.events {
+		if _, ok := first[e.window]; !ok {
+			first[e.window] = e
 		}
-		opened := first[a.window]
-		spent[a.window] += a.cost
+		opened, c := first[e.window], charge{e.window, e.id}
+		if e.refund {
+			if charged[c] != e.cost || refunded[c] {
+				return fmt.Errorf("window %d gives %d back to %d, refunded before: %t, charged %d", e.window, e.cost, e.id, refunded[c], charged[c])
+			}
+			refunded[c] = true
+			spent[e.window] -= e.cost
+		} else {
+			if charged[c] != 0 {
+				return fmt.Errorf("window %d charges %d twice", e.window, e.id)
+			}
+			charged[c] = e.cost
+			spent[e.window] += e.cost
+		}
 		switch {
-		case charges[charge{a.window, a.id}]:
-			return fmt.Errorf("window %d charges %d twice", a.window, a.id)
-		case spent[a.window] > opened.q.Limit:
-			return fmt.Errorf("window %d spends %d of %d", a.window, spent[a.window], opened.q.Limit)
-		case a.at-opened.at >= int64(opened.q.Window):
-			return fmt.Errorf("window %d is open %d ns after it began, longer than %v", a.window, a.at-opened.at, opened.q.Window)
+		case spent[e.window] < 0 || spent[e.window] > opened.q.Limit:
+			return fmt.Errorf("window %d spends %d of %d", e.window, spent[e.window], opened.q.Limit)
+		case e.at-opened.at >= int64(opened.q.Window):
+			return fmt.Errorf("window %d is open %d ns after it began, longer than %v", e.window, e.at-opened.at, opened.q.Window)
 		}
-		charges[charge{a.window, a.id}] = true
 	}
 	return nil
 }
@@ -155,6 +205,9 @@ func checkQuota(trace []byte, seen outcomes) error {
 	requests := map[key]limit.Request{}
 	for i := 0; len(trace) >= quotaStep && i < maxQuotaSteps; i, trace = i+1, trace[quotaStep:] {
 		verb, id, costs, limits, windows, advance := trace[0], trace[1]%16, trace[2], trace[3], trace[4], trace[5]
+		if trace[1]&0x80 != 0 {
+			id %= 3 // so that some come again
+		}
 		switch verb % 8 {
 		case 0:
 			now += small(advance)
@@ -185,6 +238,36 @@ func checkQuota(trace []byte, seen outcomes) error {
 		}
 		keep := verb>>3%4 > 0
 		earlier := requests[key{s.Deadline, id}] // at times of a window that is over
+		if verb>>3 > 25 {
+			call := fmt.Sprintf("step %d: %+v.Refund(%d, %+v)", i, s, now, earlier)
+			next, got := s.Refund(now, earlier)
+			if want := o.refund(now, id, keep); got != want {
+				return fmt.Errorf("%s = %+v, want %+v", call, got, want)
+			}
+			want := s
+			if got.Refunded && !got.Replay {
+				want.Used -= earlier.Cost
+			}
+			request := limit.Request{Cost: got.Cost, Used: got.Used, Refunded: true}
+			switch {
+			case next != want:
+				return fmt.Errorf("%s goes to %+v, want %+v", call, next, want)
+			case !got.Refunded:
+				seen["no refund"]++
+			case got.Replay:
+				seen["refund again"]++
+			case !next.Valid() || !request.Valid():
+				return fmt.Errorf("%s goes to %+v and is remembered as %+v, which is not valid", call, next, request)
+			case keep:
+				s = next
+				requests[key{s.Deadline, id}] = request
+				seen["refunded"]++
+				if s.Used == 0 {
+					seen["all refunded"]++
+				}
+			}
+			continue
+		}
 		cost := max(1, small(costs)/64)
 		if costs%2 == 0 {
 			cost = []int64{s.Limit - s.Used, s.Limit - s.Used + 1, q.Limit, q.Limit + 1, earlier.Cost, earlier.Cost, earlier.Cost + 1, math.MaxInt64}[costs>>1%8]
@@ -193,7 +276,7 @@ func checkQuota(trace []byte, seen outcomes) error {
 		call := fmt.Sprintf("step %d: %+v.Take(%d, %+v, %d, %+v)", i, s, now, q, cost, earlier)
 		next, got, err := s.Take(now, q, cost, earlier)
 		want, wantErr := o.take(now, q, id, cost, keep)
-		if got != want || !errors.Is(err, wantErr) {
+		if got != want || !errors.Is(err, wantErr) || errors.Is(err, limit.ErrRefunded) != (wantErr == limit.ErrRefunded) {
 			return fmt.Errorf("%s = %+v, %v, want %+v, %v", call, got, err, want, wantErr)
 		}
 		g = got
@@ -224,7 +307,7 @@ func checkQuota(trace []byte, seen outcomes) error {
 			seen["denied"]++
 		}
 	}
-	return o.checkAccepted()
+	return o.check()
 }
 
 // randomBytes returns n bytes that the seed determines.
@@ -237,7 +320,7 @@ func randomBytes(seed uint64, n int) []byte {
 	return b
 }
 
-func TestQuotaTakeRandom(t *testing.T) {
+func TestQuotaRandom(t *testing.T) {
 	seen := outcomes{}
 	for seed := range uint64(1000) {
 		if err := checkQuota(randomBytes(seed, 1+quotaStep*maxQuotaSteps), seen); err != nil {
@@ -245,8 +328,8 @@ func TestQuotaTakeRandom(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		"accepted", "denied", "replay", "probe", "deleted", limit.ErrInvalid.Error(),
-		limit.ErrPolicyChanged.Error(), limit.ErrConflict.Error(), limit.ErrOutOfRange.Error(),
+		"accepted", "denied", "replay", "probe", "deleted", "refunded", "all refunded", "refund again", "no refund", limit.ErrInvalid.Error(),
+		limit.ErrPolicyChanged.Error(), limit.ErrConflict.Error(), limit.ErrRefunded.Error(), limit.ErrOutOfRange.Error(),
 	} {
 		if seen[name] < 100 {
 			t.Errorf("%q came up %d times in %v, want 100 or more", name, seen[name], seen)

@@ -60,6 +60,7 @@ func TestQuotaTakeErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	none, taken := limit.Request{}, limit.Request{Cost: 2, Used: 2}
+	back := limit.Request{Cost: 2, Used: 0, Refunded: true}
 	for _, test := range []struct {
 		s       limit.QuotaState
 		now     int64
@@ -83,6 +84,12 @@ func TestQuotaTakeErrors(t *testing.T) {
 
 		{open, start, q, 1, taken, limit.ErrConflict, "at cost 2, not 1"},
 		{open, start + 1e9 - 1, q, 3, taken, limit.ErrConflict, "at cost 2, not 3"},
+
+		{open, start, q, 2, back, limit.ErrRefunded, "request was refunded"},
+		{open, start, q, 1, back, limit.ErrRefunded, "request was refunded"},
+		{open, start, q, 2, back, limit.ErrConflict, "request id is taken"},
+		{open, start, q, 6, back, limit.ErrInvalid, "cost 6 "},
+		{open, start, limit.Quota{Limit: 6, Window: time.Second}, 2, back, limit.ErrPolicyChanged, "limit 5 "},
 
 		// The first error is the one that is reported.
 		{open, start, limit.Quota{Limit: 6, Window: 1}, 7, taken, limit.ErrInvalid, "cost 7 "},
@@ -134,6 +141,17 @@ func TestQuotaTakeLast(t *testing.T) {
 	}
 }
 
+// TestQuotaRefundForeign refunds a record that is of another window: nothing but
+// what was spent comes back, and the state is one that can be kept.
+func TestQuotaRefundForeign(t *testing.T) {
+	s := limit.QuotaState{Deadline: start + 7, Used: 3, Limit: 5, Window: time.Second}
+	next, r := s.Refund(start, limit.Request{Cost: limit.MaxLimit, Used: limit.MaxLimit})
+	want := limit.Refund{Refunded: true, Cost: limit.MaxLimit, Limit: 5, ResetAfter: 7}
+	if r != want || next.Used != 0 || !next.Valid() {
+		t.Errorf("Refund = %+v, %+v, want %+v and nothing used", next, r, want)
+	}
+}
+
 func TestQuotaValid(t *testing.T) {
 	for _, test := range []struct {
 		s    limit.QuotaState
@@ -144,7 +162,7 @@ func TestQuotaValid(t *testing.T) {
 		{limit.QuotaState{Deadline: math.MaxInt64, Used: limit.MaxLimit, Limit: limit.MaxLimit, Window: limit.MaxWindow}, true},
 		{limit.QuotaState{Deadline: 1, Used: 1, Limit: 1, Window: 1}, false},
 		{limit.QuotaState{Deadline: -5, Used: 1, Limit: 1, Window: 1}, false},
-		{limit.QuotaState{Deadline: 2, Used: 0, Limit: 1, Window: 1}, false},
+		{limit.QuotaState{Deadline: 2, Used: 0, Limit: 1, Window: 1}, true},
 		{limit.QuotaState{Deadline: 2, Used: -1, Limit: 1, Window: 1}, false},
 		{limit.QuotaState{Deadline: 2, Used: 2, Limit: 1, Window: 1}, false},
 		{limit.QuotaState{Deadline: 2, Used: 1, Limit: 0, Window: 1}, false},
@@ -167,6 +185,17 @@ func TestQuotaValid(t *testing.T) {
 		{limit.Request{Cost: 0, Used: 1}, false},
 		{limit.Request{Cost: -1, Used: 1}, false},
 		{limit.Request{Cost: 1, Used: limit.MaxLimit + 1}, false},
+		{limit.Request{Cost: 1, Used: 0, Refunded: true}, true},
+		{limit.Request{Cost: 2, Used: 1, Refunded: true}, true},
+		{limit.Request{Cost: limit.MaxLimit, Used: 0, Refunded: true}, true},
+		{limit.Request{Cost: 1, Used: limit.MaxLimit - 1, Refunded: true}, true},
+		{limit.Request{Refunded: true}, false},
+		{limit.Request{Cost: 0, Used: 1, Refunded: true}, false},
+		{limit.Request{Cost: -1, Used: 1, Refunded: true}, false},
+		{limit.Request{Cost: 1, Used: -1, Refunded: true}, false},
+		{limit.Request{Cost: 1, Used: limit.MaxLimit, Refunded: true}, false},
+		{limit.Request{Cost: limit.MaxLimit, Used: 1, Refunded: true}, false},
+		{limit.Request{Cost: math.MaxInt64, Used: 1, Refunded: true}, false},
 	} {
 		if got := test.r.Valid(); got != test.want {
 			t.Errorf("%+v.Valid() = %t, want %t", test.r, got, test.want)
@@ -185,6 +214,7 @@ var quotaTakes = []struct {
 	{"accepted", limit.QuotaState{Deadline: start + 1, Used: 1, Limit: 5, Window: time.Second}, 1, limit.Request{}},
 	{"denied", limit.QuotaState{Deadline: start + 1, Used: 5, Limit: 5, Window: time.Second}, 1, limit.Request{}},
 	{"replay", limit.QuotaState{Deadline: start + 1, Used: 5, Limit: 5, Window: time.Second}, 1, limit.Request{Cost: 1, Used: 2}},
+	{"refunded", limit.QuotaState{Deadline: start + 1, Used: 5, Limit: 5, Window: time.Second}, 1, limit.Request{Cost: 1, Used: 2, Refunded: true}},
 }
 
 func TestQuotaTakeAllocs(t *testing.T) {
@@ -196,6 +226,7 @@ func TestQuotaTakeAllocs(t *testing.T) {
 				t.Fatal(err)
 			}
 			test.s.Take(start, q, test.cost, test.earlier)
+			test.s.Refund(start, test.earlier)
 		})
 		if allocs != 0 {
 			t.Errorf("%s: %v allocations, want 0", test.name, allocs)
