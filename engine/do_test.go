@@ -79,7 +79,7 @@ func TestErrors(t *testing.T) {
 			want error
 		}
 		wrongs := []wrong{
-			{engine.Op{Verb: engine.OpReset + 1, Key: nth(0)}, engine.ErrInvalidVerb},
+			{engine.Op{Verb: engine.OpProbeEach + 1, Key: nth(0)}, engine.ErrInvalidVerb},
 			{engine.Op{Verb: math.MaxUint8, Key: nth(0)}, engine.ErrInvalidVerb},
 		}
 		for verb := engine.OpThrottle; verb <= engine.OpReset; verb++ {

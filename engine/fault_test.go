@@ -83,12 +83,23 @@ func everyCall(t *testing.T, l *engine.Limiter) map[string]error {
 		"Purge":      l.Purge(t.Context()),
 		"Compact":    l.Compact(t.Context(), nil),
 		"Checkpoint": l.Checkpoint(t.Context(), "every-checkpoint"),
+		"Update": l.Update(func(tx *engine.Tx) error {
+			_, err := tx.Throttle(key, rate, 1)
+			return err
+		}),
 	}
 	_, errs["Throttle"] = l.Throttle(key, rate, 1)
 	_, errs["Probe"] = l.Probe(key, rate, 1)
+	_, errs["Refund"] = l.Refund(key, rate, 1)
+	charge := engine.Charge{Key: key, Rate: rate, N: 1}
+	_, errs["ThrottleAll"] = l.ThrottleAll(charge, charge)
+	_, errs["ThrottleEach"] = l.ThrottleEach(charge, charge)
+	_, errs["ProbeAll"] = l.ProbeAll(charge, charge)
+	_, errs["ProbeEach"] = l.ProbeEach(charge, charge)
 	_, errs["TakeQuota"] = l.TakeQuota([]byte("every-quota"), "id", limit.Quota{Limit: 5, Window: time.Hour}, 1)
 	_, errs["ProbeQuota"] = l.ProbeQuota([]byte("every-quota"), "id", limit.Quota{Limit: 5, Window: time.Hour}, 1)
 	_, errs["Quota"] = l.Quota([]byte("every-quota"))
+	_, errs["RefundQuota"] = l.RefundQuota([]byte("every-quota"), "id")
 	_, errs["Allow"] = l.Allow([]byte("every-list"), limit.Rolling{Limit: 5, Window: time.Hour})
 	_, errs["Increment"] = l.Increment([]byte("every-list"), limit.Rolling{Limit: 5, Window: time.Hour}, 1)
 	_, errs["Peek"] = l.Peek([]byte("every-list"), limit.Rolling{Limit: 5, Window: time.Hour})

@@ -108,8 +108,8 @@ var mutants = []mutant{
 	{
 		name:  "acknowledged when applied",
 		file:  "engine/do.go",
-		old:   "err = l.waitDurable(newest)",
-		new:   "err = l.waitApplied(newest)",
+		old:   "return l.waitDurable(round)",
+		new:   "return l.waitApplied(round)",
 		tests: "^TestAnswersWaitForTheDisk$",
 	},
 	{
@@ -121,16 +121,16 @@ var mutants = []mutant{
 	},
 	{
 		name:  "a denial does not wait for the round it saw",
-		file:  "engine/gcra.go",
-		old:   "r.round = t.round\n\tnext, err := throttle",
-		new:   "next, err := throttle",
+		file:  "engine/do.go",
+		old:   "r.round = t.round\n\treturn err",
+		new:   "if t.round == l.rounds.open.seq {\n\t\tr.round = t.round\n\t}\n\treturn err",
 		tests: "^TestAnswersWaitForTheDisk$",
 	},
 	{
 		name:  "acknowledged when applied, power cut",
 		file:  "engine/do.go",
-		old:   "err = l.waitDurable(newest)",
-		new:   "err = l.waitApplied(newest)",
+		old:   "return l.waitDurable(round)",
+		new:   "return l.waitApplied(round)",
 		tests: "^TestPowerCut$",
 	},
 	{
@@ -142,9 +142,9 @@ var mutants = []mutant{
 	},
 	{
 		name:  "a replay does not wait for the round it saw",
-		file:  "engine/quota.go",
-		old:   "r.round = t.round\n\tearlier, err",
-		new:   "earlier, err",
+		file:  "engine/do.go",
+		old:   "r.round = t.round\n\treturn err",
+		new:   "if t.round == l.rounds.open.seq {\n\t\tr.round = t.round\n\t}\n\treturn err",
 		tests: "^TestPowerCut$",
 	},
 	{
@@ -185,7 +185,7 @@ var mutants = []mutant{
 	{
 		name:  "a head without its request",
 		file:  "engine/quota.go",
-		old:   "l.putRequest(&t, op.ID, limit.Request{Cost: op.N, Used: grant.Used})",
+		old:   "l.putRequest(t, op.ID, limit.Request{Cost: op.N, Used: grant.Used})",
 		new:   "",
 		tests: "^TestPowerCut$",
 	},
@@ -241,8 +241,8 @@ var mutants = []mutant{
 	{
 		name:  "reads are served after a failure of the log",
 		file:  "engine/do.go",
-		old:   "if results[i].Err = l.failure.get(); results[i].Err == nil {",
-		new:   "if results[i].Err == nil {",
+		old:   "err := l.failure.get()\n\t\tif err == nil {",
+		new:   "var err error\n\t\tif err == nil {",
 		tests: "^TestWriteFault$",
 	},
 	{

@@ -352,7 +352,8 @@ func TestScanWhilePurging(t *testing.T) {
 	if n, err := l.Len(); n != int64(keys/2+1) || err != nil {
 		t.Errorf("Len = %d, %v, want %d", n, err, keys/2+1)
 	}
-	if m := l.Metrics(); m.Purged != uint64(keys/2) || charges == 0 {
+	// The busy key, too, may be over for a moment when the clock leaps.
+	if m := l.Metrics(); m.Purged < uint64(keys/2) || m.Purged > uint64(keys/2+1) || charges == 0 {
 		t.Errorf("%d keys were purged, want %d; %d charges went on", m.Purged, keys/2, charges)
 	}
 }
