@@ -107,6 +107,10 @@ func parseValue(t testing.TB, text string) any {
 	if scan(text, "request cost %d used %d", &request.Cost, &request.Used) {
 		return request
 	}
+	if scan(text, "request cost %d used %d refunded", &request.Cost, &request.Used) {
+		request.Refunded = true
+		return request
+	}
 	what, runs, _ := strings.Cut(text, " runs ")
 	var l limit.RollingState
 	if scan(what, "rolling deadline %d front %d first %d next %d", &l.Deadline, &l.Front, &l.First, &l.Next) {
@@ -307,6 +311,7 @@ func TestAllocations(t *testing.T) {
 		"AppendChunk":        {0, func() { codec.AppendChunk(buf, chunk) }},
 		"DecodeChunk":        {2, func() { codec.DecodeChunk(chunkValue) }}, // the chunk and its runs
 		"AppendRequest":      {0, func() { codec.AppendRequest(buf, request) }},
+		"AppendRequest back": {0, func() { codec.AppendRequest(buf, refunded) }},
 		"DecodeRequest":      {0, func() { codec.DecodeRequest(requestValue) }},
 		"DecodeDeadline":     {0, func() { codec.DecodeDeadline(quotaRecord) }},
 		"AppendSidecar":      {0, func() { codec.AppendSidecar(buf, &sidecar) }},

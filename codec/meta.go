@@ -73,12 +73,7 @@ func DecodeMark(b []byte) (Mark, error) {
 	r := open(b)
 	m := Mark{Now: r.int()}
 	if r.left > 0 {
-		clean := r.uint()
-		// 0 holds the place where later fields follow, and only there.
-		if clean > 1 || clean == 0 && r.left == 0 {
-			r.fail("neither a clean mark nor another")
-		}
-		m.Clean = clean == 1
+		m.Clean = r.flag("neither a clean mark nor another")
 	}
 	if err := r.finish(); err != nil {
 		return Mark{}, err

@@ -189,6 +189,16 @@ func (r *reader) int() int64 {
 	return int64(v)
 }
 
+// flag reads a field that is 1 if it is set. If not, it is not there, but for a 0
+// that holds the place where later fields follow. All else fails for the reason.
+func (r *reader) flag(reason string) bool {
+	v := r.uint()
+	if v > 1 || v == 0 && r.left == 0 {
+		r.fail(reason)
+	}
+	return v == 1
+}
+
 // literal reads a field that holds s, a string of at most 31 bytes.
 func (r *reader) literal(s string) {
 	n := 1 + len(s)

@@ -34,9 +34,17 @@ func AppendRequest(dst []byte, r limit.Request) []byte {
 	if !r.Valid() {
 		panic(fmt.Sprintf("codec: no record for request %+v", r))
 	}
-	dst = append(dst, Version, codeFixarray|2)
+	fields := byte(2)
+	if r.Refunded {
+		fields = 3
+	}
+	dst = append(dst, Version, codeFixarray|fields)
 	dst = appendUint(dst, uint64(r.Cost))
-	return appendUint(dst, uint64(r.Used))
+	dst = appendUint(dst, uint64(r.Used))
+	if r.Refunded {
+		dst = append(dst, 1)
+	}
+	return dst
 }
 
 // DecodeRequest returns the record of a request that b holds; it is never that
@@ -44,6 +52,9 @@ func AppendRequest(dst []byte, r limit.Request) []byte {
 func DecodeRequest(b []byte) (limit.Request, error) {
 	r := open(b)
 	request := limit.Request{Cost: r.int(), Used: r.int()}
+	if r.left > 0 {
+		request.Refunded = r.flag("neither refunded nor another")
+	}
 	if !request.Valid() {
 		r.fail("impossible request")
 	}

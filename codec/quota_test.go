@@ -20,7 +20,8 @@ var (
 		Limit:    1000,
 		Window:   time.Minute,
 	}}
-	request = limit.Request{Cost: 2, Used: 42}
+	request  = limit.Request{Cost: 2, Used: 42}
+	refunded = limit.Request{Cost: 2, Used: 42, Refunded: true}
 )
 
 // quotaStates draws every quota that has a record.
@@ -39,7 +40,7 @@ func quotaStates() *rapid.Generator[limit.State] {
 // an error that is not about s.
 func checkQuotaDecisions(t fataler, s limit.QuotaState, now int64) {
 	for _, q := range []limit.Quota{{Limit: s.Limit, Window: s.Window}, {Limit: 9, Window: 1e9}} {
-		for _, earlier := range []limit.Request{{}, {Cost: 1, Used: 1}, {Cost: limit.MaxLimit, Used: limit.MaxLimit}} {
+		for _, earlier := range []limit.Request{{}, {Cost: 1, Used: 1}, {Cost: limit.MaxLimit, Used: limit.MaxLimit}, {Cost: 1, Used: 0, Refunded: true}} {
 			next, _, err := s.Take(now, q, 1, earlier)
 			if err != nil && !errors.Is(err, limit.ErrOutOfRange) && !errors.Is(err, limit.ErrPolicyChanged) && !errors.Is(err, limit.ErrConflict) {
 				t.Fatalf("Take(%d, %+v, 1, %+v) on %+v: %v", now, q, earlier, s, err)
@@ -81,12 +82,28 @@ func TestDecodeQuotaRefuses(t *testing.T) {
 	}
 }
 
+// requests draws every request that has a record.
+func requests() *rapid.Generator[limit.Request] {
+	return rapid.Custom(func(t *rapid.T) limit.Request {
+		r := limit.Request{Refunded: rapid.Bool().Draw(t, "refunded")}
+		if r.Refunded {
+			r.Cost = numbers(1, limit.MaxLimit).Draw(t, "cost")
+			r.Used = numbers(0, limit.MaxLimit-r.Cost).Draw(t, "used")
+		} else {
+			r.Used = numbers(1, limit.MaxLimit).Draw(t, "used")
+			r.Cost = numbers(1, r.Used).Draw(t, "cost")
+		}
+		return r
+	})
+}
+
 func TestRequestAgainstLibrary(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var r limit.Request
-		r.Used = numbers(1, limit.MaxLimit).Draw(t, "used")
-		r.Cost = numbers(1, r.Used).Draw(t, "cost")
-		f := []any{r.Cost, r.Used}
+		r := requests().Draw(t, "request")
+		f, place := []any{r.Cost, r.Used}, []any{r.Cost, r.Used, 0}
+		if r.Refunded {
+			f, place = append(f, 1), append(f, 1)
+		}
 		value := codec.AppendRequest([]byte("dst"), r)
 		if string(value[:3]) != "dst" {
 			t.Fatalf("AppendRequest made %x of what was in dst", value)
@@ -98,7 +115,7 @@ func TestRequestAgainstLibrary(t *testing.T) {
 		}
 		checkRequest(t, value, r)
 		checkRequest(t, encode(t, f, false), r)
-		checkRequest(t, encode(t, append(f, tail().Draw(t, "tail")), true), r)
+		checkRequest(t, encode(t, append(place, tail().Draw(t, "tail")), true), r)
 		for i := range value {
 			checkNotRequest(t, value[:i], codec.ErrCorrupt)
 		}
@@ -120,21 +137,33 @@ func checkNotRequest(t fataler, b []byte, want error) {
 
 func TestDecodeRequestRefuses(t *testing.T) {
 	for name, f := range map[string][]any{
-		"no array":             nil,
-		"no fields":            {},
-		"no used":              {2},
-		"cost nil":             {nil, 3},
-		"cost 0":               {0, 3},
-		"cost negative":        {-2, 3},
-		"cost above used":      {4, 3},
-		"cost a float":         {2.0, 3},
-		"used nil":             {2, nil},
-		"used negative":        {2, -3},
-		"used above the most":  {2, limit.MaxLimit + 1},
-		"used 2^64-1":          {2, uint64(math.MaxUint64)},
-		"zeros":                {0, 0},
-		"cost 0, and more":     {0, 3, "later"},
-		"cost above, and more": {4, 3, "later"},
+		"no array":                 nil,
+		"no fields":                {},
+		"no used":                  {2},
+		"cost nil":                 {nil, 3},
+		"cost 0":                   {0, 3},
+		"cost negative":            {-2, 3},
+		"cost above used":          {4, 3},
+		"cost a float":             {2.0, 3},
+		"used nil":                 {2, nil},
+		"used negative":            {2, -3},
+		"used above the most":      {2, limit.MaxLimit + 1},
+		"used 2^64-1":              {2, uint64(math.MaxUint64)},
+		"zeros":                    {0, 0},
+		"cost 0, and more":         {0, 3, 0, "later"},
+		"cost above, and more":     {4, 3, 0, "later"},
+		"refunded nil":             {2, 3, nil},
+		"refunded a boolean":       {2, 3, true},
+		"refunded negative":        {2, 3, -1},
+		"refunded 2":               {2, 3, 2},
+		"refunded 257":             {2, 3, 257},
+		"refunded 0 for no reason": {2, 3, 0},
+		"refunded 2, and more":     {2, 3, 2, "later"},
+		"refunded nil, and more":   {2, 3, nil, "later"},
+		"refunded, cost 0":         {0, 3, 1},
+		"refunded, used nil":       {2, nil, 1},
+		"refunded, above the most": {2, limit.MaxLimit - 1, 1},
+		"not refunded, and used 0": {2, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			checkNotRequest(t, encode(t, f, true), codec.ErrCorrupt)
@@ -145,7 +174,7 @@ func TestDecodeRequestRefuses(t *testing.T) {
 }
 
 func TestAppendRequestRefuses(t *testing.T) {
-	for _, r := range []limit.Request{{}, {Cost: 0, Used: 3}, {Cost: -1, Used: 3}, {Cost: 4, Used: 3}, {Cost: 1, Used: limit.MaxLimit + 1}} {
+	for _, r := range []limit.Request{{}, {Cost: 0, Used: 3}, {Cost: -1, Used: 3}, {Cost: 4, Used: 3}, {Cost: 1, Used: limit.MaxLimit + 1}, {Used: 3, Refunded: true}, {Cost: 4, Used: -1, Refunded: true}, {Cost: 2, Used: limit.MaxLimit - 1, Refunded: true}} {
 		checkPanic(t, fmt.Sprintf("AppendRequest(%+v)", r), func() { codec.AppendRequest(nil, r) })
 	}
 }

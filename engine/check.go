@@ -36,8 +36,8 @@ type Report struct {
 	GCRA, Quota, Rolling Count
 	Unreadable           int64
 
-	// Beside them: the requests that quotas have accepted, live while their
-	// window is open, and the chunks of rolling lists.
+	// Beside them: the requests that quotas have accepted, refunded or not, live
+	// while their window is open, and the chunks of rolling lists.
 	Requests Count
 	Chunks   int64
 
@@ -478,8 +478,8 @@ func (r *chunkRow) chunk(ordinal int64, value []byte) {
 type window struct {
 	key      []byte
 	deadline int64
-	spent    int64
-	torn     bool // some of them can't be read
+	spent    int64 // by those that have not been refunded
+	torn     bool  // some of them can't be read
 }
 
 // requests checks the request records, unless it is quiet, and calls each with
@@ -512,7 +512,9 @@ func (c *checker) requests(span [2][]byte, quiet bool, each func(*window)) {
 		live := !ttl.Expired(deadline, c.now)
 		r, err := codec.DecodeRequest(u.value)
 		w.torn = w.torn || err != nil
-		w.spent = addSaturating(w.spent, r.Cost)
+		if !r.Refunded {
+			w.spent = addSaturating(w.spent, r.Cost)
+		}
 		if quiet {
 			continue
 		}

@@ -130,6 +130,19 @@ type damaged struct {
 	keys codec.Keyspace
 }
 
+// tamper changes the store of newCheckable.
+func tamper(t *testing.T, fs vfs.FS, change func(*damaged)) {
+	t.Helper()
+	edit(t, fs, "store", func(db *pebble.DB) error {
+		id, err := codec.DecodeIdentity([]byte(contents(t, db)[metaKey(codec.MetaIdentity)]))
+		if err != nil {
+			return err
+		}
+		change(&damaged{t, db, codec.Keyspace{Seed: id.Seed}})
+		return nil
+	})
+}
+
 // head returns the key of the head of key, and what it holds.
 func (d *damaged) head(key []byte) ([]byte, limit.State) {
 	d.t.Helper()
@@ -167,7 +180,27 @@ func (d *damaged) requests(key []byte) (requests []string) {
 	if len(requests) == 0 {
 		d.t.Fatalf("%q has no requests", key)
 	}
+	slices.Sort(requests)
 	return requests
+}
+
+// refund refunds the first n requests of key's quota, which is no damage.
+func (d *damaged) refund(key []byte, n int) {
+	d.t.Helper()
+	head, s := d.head(key)
+	for _, request := range d.requests(key)[:n] {
+		earlier, err := codec.DecodeRequest(d.get(request))
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		next, r := s.Quota.Refund(epoch.UnixNano(), earlier)
+		if !r.Refunded || r.Replay {
+			d.t.Fatalf("Refund of %+v = %+v", earlier, r)
+		}
+		s.Quota = next
+		d.set(request, codec.AppendRequest(nil, limit.Request{Cost: r.Cost, Used: r.Used, Refunded: true}))
+	}
+	d.set(string(head), codec.AppendState(nil, s))
 }
 
 func (d *damaged) get(key string) []byte { return []byte(contents(d.t, d.db)[key]) }
@@ -252,6 +285,39 @@ func TestCheckDamage(t *testing.T) {
 		{"a request of a window that is over is junk", func(d *damaged) {
 			d.set(d.requests(overQuota)[3], junk)
 		}, overQuota, "the record of a request in its window up to 2023-11-14T22:14:20Z can't be read", none},
+		{"a quota has been refunded", func(d *damaged) {
+			head, s := d.head(openQuota)
+			s.Quota.Used--
+			d.set(string(head), codec.AppendState(nil, s))
+		}, openQuota, "its requests have spent 10, and its record says 9", reset},
+		{"a request has been refunded", func(d *damaged) {
+			head, s := d.head(openQuota)
+			d.refund(openQuota, 1)
+			d.set(string(head), codec.AppendState(nil, s))
+		}, openQuota, "its requests have spent 9, and its record says 10", reset},
+		{"all requests have been refunded", func(d *damaged) {
+			head, s := d.head(openQuota)
+			d.refund(openQuota, 10)
+			d.set(string(head), codec.AppendState(nil, s))
+		}, openQuota, "its requests have spent 0, and its record says 10", reset},
+		{"a quota has been refunded altogether", func(d *damaged) {
+			head, s := d.head(openQuota)
+			s.Quota.Used = 0
+			d.set(string(head), codec.AppendState(nil, s))
+		}, openQuota, "its requests have spent 10, and its record says 0", reset},
+		{"a request beside refunded ones is missing", func(d *damaged) {
+			d.refund(openQuota, 4)
+			d.delete(d.requests(openQuota)[4])
+		}, openQuota, "its requests have spent 5, and its record says 6", reset},
+		{"all requests are missing, and refunded", func(d *damaged) {
+			d.refund(openQuota, 10)
+			d.delete(d.requests(openQuota)...)
+		}, openQuota, "it has spent 0, and the records of its requests are missing", reset},
+		{"an open quota is missing, and refunded", func(d *damaged) {
+			head, _ := d.head(openQuota)
+			d.refund(openQuota, 10)
+			d.delete(string(head))
+		}, openQuota, "it has requests in a window up to 2023-11-14T23:13:20Z that its record does not know", none},
 		{"an open quota is missing", func(d *damaged) {
 			head, _ := d.head(openQuota)
 			d.delete(string(head))
@@ -345,14 +411,7 @@ func TestCheckDamage(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			fs := vfs.NewMem()
 			newCheckable(t, fs)
-			edit(t, fs, "store", func(db *pebble.DB) error {
-				id, err := codec.DecodeIdentity([]byte(contents(t, db)[metaKey(codec.MetaIdentity)]))
-				if err != nil {
-					return err
-				}
-				c.damage(&damaged{t, db, codec.Keyspace{Seed: id.Seed}})
-				return nil
-			})
+			tamper(t, fs, c.damage)
 			r := check(t, fs, checkTime)
 			if len(r.Damage) != 1 {
 				t.Fatalf("Check finds %+v, want one damage", r.Damage)
@@ -384,18 +443,30 @@ func TestCheckDamage(t *testing.T) {
 	}
 }
 
+// TestCheckRefunded checks quotas of which something has been refunded, and
+// everything.
+func TestCheckRefunded(t *testing.T) {
+	for _, n := range []int{1, 9, 10} {
+		fs := vfs.NewMem()
+		newCheckable(t, fs)
+		tamper(t, fs, func(d *damaged) {
+			d.refund(openQuota, n)
+			d.refund(overQuota, n/2)
+		})
+		if r := check(t, fs, checkTime); r.Damaged != 0 || r.Requests.Live != 10 || r.Quota.Live != 1 {
+			t.Errorf("with %d requests refunded Check = %+v, want no damage", n, r)
+		}
+	}
+}
+
 // TestCheckOrphansOfWindow has the requests of a window that has lost its record
 // found, and no longer once it is over.
 func TestCheckOrphansOfWindow(t *testing.T) {
 	fs := vfs.NewMem()
 	newCheckable(t, fs)
-	edit(t, fs, "store", func(db *pebble.DB) error {
-		id, err := codec.DecodeIdentity([]byte(contents(t, db)[metaKey(codec.MetaIdentity)]))
-		if err != nil {
-			return err
-		}
-		keys := codec.Keyspace{Seed: id.Seed}
-		return db.Delete(keys.AppendHead(nil, keys.Slice(openQuota), openQuota), pebble.Sync)
+	tamper(t, fs, func(d *damaged) {
+		head, _ := d.head(openQuota)
+		d.delete(string(head))
 	})
 	if r := check(t, fs, checkTime); r.Damaged != 1 {
 		t.Errorf("Check finds %+v, want one damage", r.Damage)

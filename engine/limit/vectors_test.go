@@ -12,16 +12,23 @@ import (
 	"github.com/gabiondb/gabion/engine/limit/limittest"
 )
 
+// vectors are the files of vectors.
+var vectors = []struct {
+	name   string
+	groups []limittest.Group
+}{
+	{"throttle.tsv", limittest.Throttle()},
+	{"quota.tsv", limittest.Quota()},
+	{"several.tsv", limittest.Several()},
+	{"rolling.tsv", limittest.Rolling()},
+}
+
+// bases are when the vectors begin.
+var bases = []int64{1, 1_700_000_000_000_000_000, 1_700_000_000_123_456_789, math.MaxInt64 - 2_000_000_000_000_000}
+
 func TestVectors(t *testing.T) {
-	for _, base := range []int64{1, 1_700_000_000_000_000_000, 1_700_000_000_123_456_789, math.MaxInt64 - 2_000_000_000_000_000} {
-		for _, file := range []struct {
-			name   string
-			groups []limittest.Group
-		}{
-			{"throttle.tsv", limittest.Throttle()},
-			{"quota.tsv", limittest.Quota()},
-			{"rolling.tsv", limittest.Rolling()},
-		} {
+	for _, base := range bases {
+		for _, file := range vectors {
 			for _, g := range file.groups {
 				s := store{states: map[string]limit.State{}, requests: map[requestKey]limit.Request{}}
 				for _, step := range g.Steps {
@@ -82,6 +89,42 @@ func (s store) run(t *testing.T, now int64, command []string) (reply []int64, co
 			s.states[key] = limit.State{Kind: limit.KindGCRA, GCRA: next}
 		}
 		return throttled(d), ""
+	case "CL.REFUND":
+		n := integers(t, args)
+		next, d, err := state.GCRA.Refund(now, limit.Rate{Burst: n[0], Count: n[1], Period: time.Duration(n[2]) * time.Second}, n[3])
+		if err != nil {
+			t.Fatalf("%v: %v", command, err)
+		}
+		s.states[key] = limit.State{Kind: limit.KindGCRA, GCRA: next} // a full one has expired
+		return throttled(d), ""
+	case "CL.MTHROTTLE", "CL.MPROBE":
+		keys, rows := rowsOf(t, command)
+		states := make([]limit.GCRAState, len(keys))
+		for i, key := range keys {
+			states[i] = s.live(key, now).GCRA
+		}
+		decisions := make(limit.Decisions, len(rows))
+		take := limit.TakeAll
+		if key == "EACH" {
+			take = limit.TakeEach
+		}
+		if err := take(now, states, rows, decisions); err != nil {
+			t.Fatalf("%v: %v", command, err)
+		}
+		for i, key := range keys {
+			if name == "CL.MTHROTTLE" {
+				s.states[key] = limit.State{Kind: limit.KindGCRA, GCRA: states[i]}
+			}
+		}
+		return together(int64(decisions.Denied()), decisions.RetryAfter(), decisions), ""
+	case "QUOTA.REFUND":
+		id := requestKey{key, state.Quota.Deadline, args[0]}
+		next, r := state.Quota.Refund(now, s.requests[id])
+		if r.Refunded && !r.Replay {
+			s.states[key] = limit.State{Kind: limit.KindQuota, Quota: next}
+			s.requests[id] = limit.Request{Cost: r.Cost, Used: r.Used, Refunded: true}
+		}
+		return []int64{boolean(r.Refunded), r.Used, boolean(r.Replay)}, ""
 	case "QUOTA.TAKE", "QUOTA.PROBE":
 		if err := limit.CheckRequestID(args[0]); err != nil {
 			t.Fatalf("%v: %v", command, err)
@@ -178,6 +221,37 @@ func throttled(d limit.Decision) []int64 {
 		retry = ceilSeconds(d.RetryAfter)
 	}
 	return []int64{boolean(!d.Allowed), d.Limit, d.Remaining, retry, ceilSeconds(d.ResetAfter)}
+}
+
+// rowsOf returns the rows of CL.MTHROTTLE and CL.MPROBE, and the keys that they
+// are about.
+func rowsOf(t *testing.T, command []string) (keys []string, rows []limit.Row) {
+	args := command[3:]
+	for row := range slices.Chunk(args, 5) {
+		n := integers(t, row[1:])
+		state := slices.Index(keys, row[0])
+		if state < 0 {
+			state = len(keys)
+			keys = append(keys, row[0])
+		}
+		rows = append(rows, limit.Row{State: state, Rate: limit.Rate{Burst: n[0], Count: n[1], Period: time.Duration(n[2]) * time.Second}, N: n[3]})
+	}
+	if want := integers(t, command[2:3])[0]; int64(len(rows)) != want {
+		t.Fatalf("%v has %d rows", command, len(rows))
+	}
+	return keys, rows
+}
+
+// together returns the integers of CL.MTHROTTLE, one array in the other.
+func together(denied int64, retry time.Duration, ds []limit.Decision) []int64 {
+	reply := []int64{denied, -1}
+	if retry > 0 && retry != limit.Never {
+		reply[1] = ceilSeconds(retry)
+	}
+	for _, d := range ds {
+		reply = append(reply, throttled(d)...)
+	}
+	return reply
 }
 
 // milliseconds returns the wait-ms of the rolling commands.

@@ -31,7 +31,9 @@ type Step struct {
 	// Command is the name of the command and its arguments.
 	Command []string
 
-	// Want is the reply: several integers are an array, one is an integer.
+	// Want is the reply: several integers are an array, one is an integer. Of the
+	// arrays in the replies of CL.MTHROTTLE and CL.MPROBE there are only the
+	// integers, five for each after the first two.
 	Want []int64
 
 	// Err is the code of an error reply, such as CONFLICT. Want is then nil.
@@ -52,6 +54,11 @@ func Quota() []Group { return read("quota.tsv") }
 // Rolling returns the vectors of ROLL.ALLOW, ROLL.INCR, ROLL.PEEK and ROLL.WAIT,
 // among which there is EXISTS. The caller owns what is returned.
 func Rolling() []Group { return read("rolling.tsv") }
+
+// Several returns the vectors of CL.MTHROTTLE, CL.MPROBE, CL.REFUND and
+// QUOTA.REFUND, among the commands of Throttle and Quota. The caller owns what is
+// returned.
+func Several() []Group { return read("several.tsv") }
 
 func read(name string) []Group {
 	text, err := testdata.ReadFile("testdata/" + name)

@@ -54,6 +54,7 @@ func TestVectors(t *testing.T) {
 		{"throttle.tsv", Throttle(), 11, 0},
 		{"quota.tsv", Quota(), 6, 4},
 		{"rolling.tsv", Rolling(), 6, 0},
+		{"several.tsv", Several(), 16, 7},
 	} {
 		names := map[string]bool{}
 		errors := 0
