@@ -50,6 +50,10 @@ var layers = map[string]layer{
 		uses: []string{"engine/limit", "github.com/cespare/xxhash/v2", "github.com/vmihailenco/msgpack/v5"},
 		not:  []string{"io", "net", "os", "sync"},
 	},
+	"engine/httplimit": { // a face for those who embed the engine: no layer uses it
+		uses: []string{"engine", "engine/limit"},
+		not:  []string{"net", "os"},
+	},
 	"engine/limit/limittest": { // for tests: no layer uses it
 		uses: []string{"engine/limit"},
 	},
