@@ -89,7 +89,7 @@ func TestGoRedis(t *testing.T) {
 			if config, err := client.ConfigGet(ctx, "maxclients").Result(); err != nil || config["maxclients"] != "10000" {
 				t.Errorf("CONFIG GET = %v, %v", config, err)
 			}
-			if infos, err := client.Command(ctx).Result(); err != nil || infos["cl.probe"] == nil || !infos["cl.probe"].ReadOnly || infos["cl.throttle"].ReadOnly {
+			if infos, err := client.Command(ctx).Result(); err != nil || infos["cl.mthrottle"] == nil || infos["cl.mthrottle"].StepCount != 5 || infos["cl.probe"] == nil || !infos["cl.probe"].ReadOnly || infos["cl.throttle"].ReadOnly {
 				t.Errorf("COMMAND = %v, %v", infos, err)
 			}
 			if _, err := client.Info(ctx).Result(); err != nil {
@@ -157,11 +157,20 @@ func TestGoRedisOnQuotasAndLists(t *testing.T) {
 				{[]any{"QUOTA.TAKE", "q", "order-1", 1, 5, 60000}, "CONFLICT"},
 				{[]any{"QUOTA.TAKE", "q", "order-1", 2, 6, 60000}, "POLICY"},
 				{[]any{"QUOTA.TAKE", "q", "order 1", 2, 5, 60000}, "INVALID"},
+				{[]any{"QUOTA.REFUND", "q", "order-1"}, []any{int64(1), int64(0), int64(0)}},
+				{[]any{"QUOTA.REFUND", "q", "order-1"}, []any{int64(1), int64(0), int64(1)}},
+				{[]any{"QUOTA.TAKE", "q", "order-1", 2, 5, 60000}, "CONFLICT"},
 				{[]any{"ROLL.INCR", "r", 3, 10000, 3, "PAUSE"}, int64(4)},
 				{[]any{"ROLL.PEEK", "r", 3, 10000}, int64(4)},
 				{[]any{"ROLL.WAIT", "r", 3, 10000}, int64(10000)},
 				{[]any{"ROLL.PEEK", "q", 3, 10000}, "WRONGTYPE"},
 				{[]any{"CL.THROTTLE", "g", 4, 1, 10}, []any{int64(0), int64(5), int64(4), int64(-1), int64(10)}},
+				{[]any{"CL.MTHROTTLE", "ALL", 2, "g", 4, 1, 10, 1, "h", 0, 1, 10, 2}, []any{int64(1), int64(-1),
+					[]any{int64(0), int64(5), int64(4), int64(-1), int64(10)}, []any{int64(1), int64(1), int64(1), int64(-1), int64(0)}}},
+				{[]any{"CL.MTHROTTLE", "EACH", 1, "g", 4, 1, 10, 2}, []any{int64(0), int64(-1), []any{int64(0), int64(5), int64(2), int64(-1), int64(30)}}},
+				{[]any{"CL.MPROBE", "ALL", 1, "g", 4, 1, 10, 3}, []any{int64(1), int64(10), []any{int64(1), int64(5), int64(2), int64(10), int64(30)}}},
+				{[]any{"CL.MPROBE", "ALL", 2, "g", 4, 1, 10, 3, "q", 4, 1, 10, 3}, "WRONGTYPE"},
+				{[]any{"CL.REFUND", "g", 4, 1, 10, 2}, []any{int64(0), int64(5), int64(4), int64(-1), int64(10)}},
 			}
 			pipe := client.Pipeline()
 			for _, step := range steps {
@@ -197,6 +206,68 @@ func TestGoRedisOnQuotasAndLists(t *testing.T) {
 	}
 }
 
+// A client of a cluster asks COMMAND where the keys are, to find the server that
+// has them. There are no clusters of gabion, but there are such clients.
+func TestGoRedisFindsKeys(t *testing.T) {
+	a, b := serve(t, commands.Config{}), serve(t, commands.Config{})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{
+				{Start: 0, End: 8191, Nodes: []redis.ClusterNode{{Addr: a.addr}}},
+				{Start: 8192, End: 16383, Nodes: []redis.ClusterNode{{Addr: b.addr}}},
+			}, nil
+		},
+		PoolSize: 4, MaxRetries: -1, ReadTimeout: patience, WriteTimeout: patience, PoolTimeout: patience,
+	})
+	defer client.Close()
+	if err := client.Do(ctx, "TYPE", "any").Err(); err != nil { // until it has asked COMMAND, it guesses
+		t.Fatal(err)
+	}
+	found := make(map[string]int)
+	for i := range 50 {
+		key := fmt.Sprintf("{%d}", i)
+		for _, args := range [][]any{
+			{"CL.MTHROTTLE", "ALL", 2, key + "g", 4, 1, 10, 1, key + "h", 4, 1, 10, 1},
+			{"CL.MPROBE", "EACH", 1, key + "g", 4, 1, 10, 1},
+			{"CL.REFUND", key + "h", 4, 1, 10, 0},
+			{"QUOTA.TAKE", key + "q", "id", 1, 5, 60000},
+			{"QUOTA.REFUND", key + "q", "id"},
+		} {
+			reply, err := client.Do(ctx, args...).Slice()
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch args[0] {
+			case "CL.MPROBE":
+				if row := reply[2].([]any); row[2] != int64(3) {
+					t.Errorf("%v = %v, want 3 remaining", args, reply)
+				}
+			case "CL.REFUND":
+				if reply[2] != int64(4) {
+					t.Errorf("%v = %v, want 4 remaining", args, reply)
+				}
+			case "QUOTA.REFUND":
+				if reply[0] != int64(1) {
+					t.Errorf("%v = %v, want it refunded", args, reply)
+				}
+			}
+		}
+		home, err := client.MasterForKey(ctx, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := home.Exists(ctx, key+"g", key+"h", key+"q").Val(); n != 3 {
+			t.Errorf("%d of 3 keys with %s are at home", n, key)
+		}
+		found[home.Options().Addr]++
+	}
+	if len(found) != 2 {
+		t.Errorf("the keys are spread as %v, want both servers", found)
+	}
+}
+
 // run runs a program to its end and returns what it prints.
 func run(t *testing.T, stdin, name string, args ...string) string {
 	t.Helper()
@@ -223,6 +294,9 @@ func TestRedisCLI(t *testing.T) {
 		{"--no-raw CL.THROTTLE u 15 30 60", "", "1) (integer) 0\n2) (integer) 16\n3) (integer) 15\n4) (integer) -1\n5) (integer) 2\n"},
 		{"-3 --no-raw CL.PROBE u 15 30 60", "", "1) (integer) 0\n2) (integer) 16\n3) (integer) 14\n4) (integer) -1\n5) (integer) 4\n"},
 		{"-3 --json CL.THROTTLE u 15 30 60 20", "", ""},
+		{"--no-raw CL.MTHROTTLE EACH 1 v 15 30 60 16", "", "1) (integer) 0\n2) (integer) -1\n" +
+			"3) 1) (integer) 0\n   2) (integer) 16\n   3) (integer) 0\n   4) (integer) -1\n   5) (integer) 32\n"},
+		{"-3 --no-raw CL.REFUND v 15 30 60 16", "", "1) (integer) 0\n2) (integer) 16\n3) (integer) 16\n4) (integer) -1\n5) (integer) 0\n"},
 		{"TTL u", "", "2\n"},
 		{"CL.THROTTLE u x", "", "ERR wrong number of arguments for 'cl.throttle' command\n\n"},
 		{"", "SELECT 0\nPING\nEXISTS u v\nCLIENT SETNAME joe\nCLIENT GETNAME\n", "OK\nPONG\n1\nOK\njoe\n"},
@@ -262,6 +336,10 @@ func TestRedisCLI(t *testing.T) {
 		"CL.THROTTLE key max_burst count period [quantity]",
 		"summary: Charges a number of events to a key if its rate allows them",
 		"CL.PROBE key max_burst count period [quantity]",
+		"CL.REFUND key max_burst count period quantity",
+		"CL.MTHROTTLE ALL|EACH n key max_burst count period quantity [key max_burst count period quantity ...]",
+		"CL.MPROBE ALL|EACH n key max_burst count period quantity [key max_burst count period quantity ...]",
+		"QUOTA.REFUND key request-id",
 		"QUOTA.TAKE key request-id cost limit window-ms",
 		"QUOTA.GET key",
 		"ROLL.ALLOW key limit window-ms [PAUSE]",

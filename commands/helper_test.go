@@ -271,6 +271,16 @@ func ints(n ...int64) string {
 	return b.String()
 }
 
+// decisions returns the reply of several charges.
+func decisions(denied, retryAfter int64, rows ...[]int64) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%d\r\n:%d\r\n:%d\r\n", 2+len(rows), denied, retryAfter)
+	for _, row := range rows {
+		b.WriteString(ints(row...))
+	}
+	return b.String()
+}
+
 // tool returns the path of a program that the test needs. Where it is missing,
 // the test is skipped, but in CI it fails.
 func tool(t testing.TB, name string) string {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -275,6 +276,9 @@ func TestWorst(t *testing.T) {
 		}
 		return request(all...)
 	}
+	several := func(key, quantity string) string {
+		return request(slices.Concat([]string{"CL.MTHROTTLE", "ALL", "128"}, slices.Repeat([]string{key, "9", "1", "1", "1"}, 127), []string{key, "9", "1", "1", quantity})...)
+	}
 	long := strings.Repeat("x", 1<<20-64)
 	for name, a := range map[string]attack{
 		"half of a large request":      {Head: args("EXISTS", 2, long)[:1<<20-100]},
@@ -288,6 +292,8 @@ func TestWorst(t *testing.T) {
 		"small charges":                {Again: strings.Repeat("CL.THROTTLE k 1 1 1\r\n", 5000)},
 		"small looks":                  {Again: strings.Repeat("TTL k\n", 10_000)},
 		"large commands":               {Again: args("DEL", 1024, strings.Repeat("k", 1000))},
+		"charges of several keys":      {Again: several("k", "0") + several(strings.Repeat("k", 4096), "1")},
+		"charges of several, refused":  {Again: several("k", "x") + several(strings.Repeat("k", 4097), "1")},
 		"a byte at a time, never done": {Head: "*2\r\n$4\r\nECHO\r\n$1000000\r\n", Again: "x", Slowly: true},
 		"a word at a time":             {Again: "PING\r\n", Slowly: true},
 		"empty lines":                  {Again: strings.Repeat("\r\n*0\r\n*-1\r\n", 1000)},

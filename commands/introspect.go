@@ -191,13 +191,9 @@ func (s *session) appendInfo(c *command) {
 	s.out = resp.AppendBulk(s.out, c.name)
 	s.out = resp.AppendInt(s.out, int64(c.arity))
 	s.appendSet(names(c.flags, flagNames[:]))
-	step := int64(0)
-	if c.keys.first > 0 {
-		step = 1
-	}
 	s.out = resp.AppendInt(s.out, int64(c.keys.first))
 	s.out = resp.AppendInt(s.out, int64(c.keys.last))
-	s.out = resp.AppendInt(s.out, step)
+	s.out = resp.AppendInt(s.out, int64(c.keys.step))
 	s.appendSet(names(c.categories(), categoryNames[:]))
 	s.out = resp.AppendSetLen(s.out, s.version, len(c.tips))
 	for _, tip := range c.tips {
@@ -240,7 +236,7 @@ func (s *session) appendKeySpecs(c *command) {
 	s.out = resp.AppendBulk(s.out, "lastkey")
 	s.out = resp.AppendInt(s.out, int64(last))
 	s.out = resp.AppendBulk(s.out, "keystep")
-	s.out = resp.AppendInt(s.out, 1)
+	s.out = resp.AppendInt(s.out, int64(c.keys.step))
 	s.out = resp.AppendBulk(s.out, "limit")
 	s.out = resp.AppendInt(s.out, 0)
 }

@@ -25,6 +25,13 @@ const (
 		"$12\r\nbegin_search\r\n*4\r\n$4\r\ntype\r\n$5\r\nindex\r\n$4\r\nspec\r\n*2\r\n$5\r\nindex\r\n:1\r\n" +
 		"$9\r\nfind_keys\r\n*4\r\n$4\r\ntype\r\n$5\r\nrange\r\n$4\r\nspec\r\n*6\r\n" +
 		"$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n*0\r\n"
+	// As MSET, whose keys are two arguments apart.
+	severalInfo2 = "*10\r\n$12\r\ncl.mthrottle\r\n:-8\r\n*1\r\n+write\r\n:3\r\n:-1\r\n:5\r\n*3\r\n+@write\r\n+@slow\r\n+@throttle\r\n" +
+		"*1\r\n$23\r\nnondeterministic_output\r\n" +
+		"*1\r\n*6\r\n$5\r\nflags\r\n*3\r\n+RW\r\n+access\r\n+update\r\n" +
+		"$12\r\nbegin_search\r\n*4\r\n$4\r\ntype\r\n$5\r\nindex\r\n$4\r\nspec\r\n*2\r\n$5\r\nindex\r\n:3\r\n" +
+		"$9\r\nfind_keys\r\n*4\r\n$4\r\ntype\r\n$5\r\nrange\r\n$4\r\nspec\r\n*6\r\n" +
+		"$7\r\nlastkey\r\n:-1\r\n$7\r\nkeystep\r\n:5\r\n$5\r\nlimit\r\n:0\r\n*0\r\n"
 	echoDocs3 = "%1\r\n$4\r\necho\r\n%5\r\n$7\r\nsummary\r\n$19\r\nAnswers the message\r\n$5\r\nsince\r\n$5\r\n0.1.0\r\n" +
 		"$5\r\ngroup\r\n$10\r\nconnection\r\n$10\r\ncomplexity\r\n$4\r\nO(1)\r\n" +
 		"$9\r\narguments\r\n*1\r\n%2\r\n$4\r\nname\r\n$7\r\nmessage\r\n$4\r\ntype\r\n$6\r\nstring\r\n"
@@ -34,25 +41,30 @@ const (
 )
 
 func TestCommandReplies(t *testing.T) {
+	const rates = "*5\r\n$11\r\ncl.throttle\r\n$8\r\ncl.probe\r\n$9\r\ncl.refund\r\n$12\r\ncl.mthrottle\r\n$9\r\ncl.mprobe\r\n"
 	f := serve(t, commands.Config{})
 	c := f.dial()
 	script{
-		{"COMMAND INFO ping nosuch CL.PROBE", "*3\r\n" + pingInfo2 + "$-1\r\n" + probeInfo2},
+		{"COMMAND INFO ping nosuch CL.PROBE cl.mthrottle", "*4\r\n" + pingInfo2 + "$-1\r\n" + probeInfo2 + severalInfo2},
 		{"COMMAND DOCS nosuch", "*0\r\n"},
 		{"COMMAND GETKEYS del a b c", "*3\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n"},
 		{"COMMAND GETKEYS cl.throttle k 1 2 3", "*1\r\n$1\r\nk\r\n"},
 		{"COMMAND GETKEYS quota.take k id 1 2 3", "*1\r\n$1\r\nk\r\n"},
 		{"COMMAND GETKEYSANDFLAGS roll.incr k 1 2 3 PAUSE", "*1\r\n*2\r\n$1\r\nk\r\n*3\r\n+RW\r\n+access\r\n+update\r\n"},
 		{"COMMAND GETKEYSANDFLAGS unlink a b", "*2\r\n*2\r\n$1\r\na\r\n*2\r\n+RM\r\n+delete\r\n*2\r\n$1\r\nb\r\n*2\r\n+RM\r\n+delete\r\n"},
+		{"COMMAND GETKEYS cl.mthrottle each 3 a 1 2 3 4 b 5 6 7 8 a 9 10 11 12", "*3\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\na\r\n"},
+		{"COMMAND GETKEYSANDFLAGS cl.mprobe all 1 a 1 2 3 4", "*1\r\n*2\r\n$1\r\na\r\n*2\r\n+RO\r\n+access\r\n"},
+		{"COMMAND GETKEYS cl.mthrottle all 1 a 1 2 3", "-ERR Invalid number of arguments specified for command\r\n"},
+		{"COMMAND GETKEYS quota.refund k id", "*1\r\n$1\r\nk\r\n"},
 		{"COMMAND GETKEYS", "-ERR wrong number of arguments for 'command|getkeys' command\r\n"},
 		{"COMMAND GETKEYS nosuch a", "-ERR Invalid command specified\r\n"},
 		{"COMMAND GETKEYS ping", "-ERR The command has no key arguments\r\n"},
 		{"COMMAND GETKEYS del", "-ERR Invalid number of arguments specified for command\r\n"},
 		{"COMMAND GETKEYS cl.throttle a b c", "-ERR Invalid number of arguments specified for command\r\n"},
 		{"COMMAND GETKEYS cl.throttle 1 2 3 4 5 6", "-ERR Invalid number of arguments specified for command\r\n"},
-		{"COMMAND LIST FILTERBY PATTERN CL.*", "*2\r\n$11\r\ncl.throttle\r\n$8\r\ncl.probe\r\n"},
-		{"COMMAND LIST FILTERBY ACLCAT throttle", "*2\r\n$11\r\ncl.throttle\r\n$8\r\ncl.probe\r\n"},
-		{"COMMAND LIST FILTERBY ACLCAT quota", "*3\r\n$10\r\nquota.take\r\n$11\r\nquota.probe\r\n$9\r\nquota.get\r\n"},
+		{"COMMAND LIST FILTERBY PATTERN CL.*", rates},
+		{"COMMAND LIST FILTERBY ACLCAT throttle", rates},
+		{"COMMAND LIST FILTERBY ACLCAT quota", "*4\r\n$10\r\nquota.take\r\n$11\r\nquota.probe\r\n$9\r\nquota.get\r\n$12\r\nquota.refund\r\n"},
 		{"COMMAND LIST FILTERBY ACLCAT rolling", "*4\r\n$10\r\nroll.allow\r\n$9\r\nroll.incr\r\n$9\r\nroll.peek\r\n$9\r\nroll.wait\r\n"},
 		{"COMMAND LIST FILTERBY ACLCAT nosuch", "*0\r\n"},
 		{"COMMAND LIST FILTERBY MODULE any", "*0\r\n"},

@@ -40,7 +40,8 @@ func TestIoredis(t *testing.T) {
 			}
 			stats := f.dial().ask(words("INFO commandstats"))
 			for _, want := range []string{
-				"cl.throttle:calls=3,", "cl.probe:calls=1,", "quota.take:calls=210,", "quota.probe:calls=1,", "quota.get:calls=3,",
+				"cl.throttle:calls=3,", "cl.probe:calls=1,", "cl.refund:calls=1,", "cl.mthrottle:calls=4,", "cl.mprobe:calls=1,",
+				"quota.take:calls=212,", "quota.probe:calls=1,", "quota.get:calls=3,", "quota.refund:calls=2,",
 				"roll.allow:calls=4,", "roll.incr:calls=2,", "roll.peek:calls=3,", "roll.wait:calls=1,", "flushall:calls=1,",
 			} {
 				if !strings.Contains(stats, "cmdstat_"+want) {

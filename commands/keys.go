@@ -20,7 +20,7 @@ func keyCommands() []*command {
 	many := func(name, summary string, f flags, plan func([]engine.Op, [][]byte) ([]engine.Op, error), keyFlags ...string) *command {
 		return &command{
 			name: name, arity: -2, plan: plan, reply: replyCount,
-			flags: f, acl: catKeyspace, keys: keys{first: 1, last: -1, flags: keyFlags},
+			flags: f, acl: catKeyspace, keys: keys{first: 1, last: -1, step: 1, flags: keyFlags},
 			tips:    []string{"request_policy:multi_shard", "response_policy:agg_sum"},
 			summary: summary, group: "generic", complexity: "O(N) where N is the number of keys", arguments: manyKeys,
 		}

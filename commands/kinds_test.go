@@ -87,11 +87,14 @@ func TestWrongKind(t *testing.T) {
 	for key, others := range map[string][]string{
 		"g": {"QUOTA.TAKE g a 2 5 60000", "QUOTA.PROBE g a 2 5 60000", "QUOTA.GET g",
 			"ROLL.ALLOW g 3 10000", "ROLL.ALLOW g 0 10000 PAUSE", "ROLL.INCR g 3 10000 0", "ROLL.INCR g 3 10000 5 PAUSE",
-			"ROLL.PEEK g 3 10000", "ROLL.WAIT g 3 10000"},
+			"ROLL.PEEK g 3 10000", "ROLL.WAIT g 3 10000", "QUOTA.REFUND g a"},
 		"q": {"CL.THROTTLE q 4 1 10", "CL.THROTTLE q 4 1 10 0", "CL.PROBE q 4 1 10",
-			"ROLL.ALLOW q 3 10000", "ROLL.ALLOW q -1 10000", "ROLL.INCR q 3 10000", "ROLL.PEEK q 3 10000", "ROLL.WAIT q 3 10000"},
+			"ROLL.ALLOW q 3 10000", "ROLL.ALLOW q -1 10000", "ROLL.INCR q 3 10000", "ROLL.PEEK q 3 10000", "ROLL.WAIT q 3 10000",
+			"CL.REFUND q 4 1 10 1", "CL.REFUND q 4 1 10 0", "CL.MTHROTTLE ALL 2 g 4 1 10 1 q 4 1 10 1", "CL.MTHROTTLE EACH 2 new 4 1 10 1 q 4 1 10 9",
+			"CL.MTHROTTLE ALL 3 g 4 1 10 9 q 4 1 10 1 g 4 1 10 1", "CL.MPROBE EACH 2 q 4 1 10 0 g 4 1 10 1"},
 		"r": {"CL.THROTTLE r 4 1 10", "CL.THROTTLE r 4 1 10 0", "CL.PROBE r 4 1 10 9",
-			"QUOTA.TAKE r a 2 5 60000", "QUOTA.PROBE r a 2 5 60000", "QUOTA.GET r"},
+			"QUOTA.TAKE r a 2 5 60000", "QUOTA.PROBE r a 2 5 60000", "QUOTA.GET r",
+			"CL.REFUND r 4 1 10 9", "CL.MTHROTTLE ALL 1 r 4 1 10 0", "CL.MPROBE ALL 2 g 4 1 10 1 r 4 1 10 1", "QUOTA.REFUND r a"},
 	} {
 		for _, command := range others {
 			s = append(s, struct{ request, want string }{command, wrongKind})
@@ -100,6 +103,9 @@ func TestWrongKind(t *testing.T) {
 			s = append(s, script{
 				{"CL.THROTTLE " + key + " 4 1 x", notInteger},
 				{"CL.THROTTLE " + key + " 4 0 10", "-ERR zero rates are not supported\r\n"},
+				{"CL.REFUND " + key + " 4 1 10 x", notInteger},
+				{"CL.MTHROTTLE ALL 2 " + key + " 4 1 10 1 g 4 1 0 1", "-ERR zero rates are not supported\r\n"},
+				{request("CL.MTHROTTLE", "EACH", "2", key, "4", "1", "10", "1", "", "4", "1", "10", "1"), badKey},
 			}...)
 		}
 		if key != "q" {
@@ -108,6 +114,7 @@ func TestWrongKind(t *testing.T) {
 				{"QUOTA.TAKE " + key + " a 1 0 60000", "-INVALID limit is outside 1..10000\r\n"},
 				{"QUOTA.PROBE " + key + " a 1 5 86400001", "-INVALID window-ms is outside 1..86400000\r\n"},
 				{"QUOTA.PROBE " + key + " a.b 1 5 60000", badRequestID},
+				{"QUOTA.REFUND " + key + " a.b", badRequestID},
 			}...)
 		}
 		if key != "r" {
@@ -234,6 +241,17 @@ func TestPipelineOfAllKinds(t *testing.T) {
 		{"QUOTA.TAKE r a 2 5 60000", ints(1, 2, 0)},
 		{"QUOTA.TAKE r a 2 5 60000", ints(1, 2, 1)},
 		{"TYPE r", "+quota\r\n"},
+		{"CL.MTHROTTLE ALL 2 q 4 1 10 2 s 4 1 10 2", decisions(0, -1, []int64{0, 5, 2, -1, 30}, []int64{0, 5, 3, -1, 20})},
+		{"CL.MTHROTTLE ALL 2 q 4 1 10 2 r 4 1 10 2", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"},
+		{"CL.MPROBE EACH 2 q 4 1 10 2 q 4 1 10 2", decisions(1, 20, []int64{0, 5, 0, -1, 50}, []int64{1, 5, 0, 20, 50})},
+		{"CL.REFUND q 4 1 10 2", ints(0, 5, 4, -1, 10)},
+		{"CL.MTHROTTLE ANY 1 q 4 1 10 2", syntaxError},
+		{"QUOTA.REFUND r a", ints(1, 0, 0)},
+		{"QUOTA.TAKE r a 2 5 60000", "-CONFLICT request was refunded\r\n"},
+		{"QUOTA.REFUND r a", ints(1, 0, 1)},
+		{"CL.MTHROTTLE EACH 3 q 4 1 10 5 q 4 1 10 4 q 4 1 10 1", decisions(2, 10, []int64{1, 5, 4, 10, 10}, []int64{0, 5, 0, -1, 50}, []int64{1, 5, 0, 10, 50})},
+		{"CL.REFUND q 4 1 10 9223372036854775807", ints(0, 5, 5, -1, 0)},
+		{"EXISTS q s", ":1\r\n"},
 	}
 	var requests, want strings.Builder
 	for _, step := range s {

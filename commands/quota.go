@@ -38,6 +38,12 @@ func quotaCommands() []*command {
 			summary: "Tells what has been spent of a quota",
 			group:   "ratelimit", complexity: "O(1)", arguments: arguments[:1],
 		},
+		{
+			name: "quota.refund", arity: 3, plan: planRefundQuota, reply: replyRefund, wireError: quotaError,
+			flags: write | fast, acl: catQuota, keys: updatedKey, tips: []string{"nondeterministic_output"},
+			summary: "Gives back what a request has spent of a quota, once however often it is sent",
+			group:   "ratelimit", complexity: "O(1)", arguments: arguments[:2],
+		},
 	}
 }
 
@@ -50,8 +56,8 @@ func planProbeQuota(ops []engine.Op, args [][]byte) ([]engine.Op, error) {
 }
 
 func planRequest(ops []engine.Op, verb engine.Verb, args [][]byte) ([]engine.Op, error) {
-	if err := limit.CheckRequestID(args[2]); err != nil {
-		return ops, Error("INVALID request-id is not 1 to 64 of A-Z a-z 0-9 _ -")
+	if limit.CheckRequestID(args[2]) != nil {
+		return ops, errRequestID
 	}
 	var numbers [3]int64
 	for i, name := range [...]string{"cost", "limit", "window-ms"} {
@@ -82,11 +88,22 @@ func planQuota(ops []engine.Op, args [][]byte) ([]engine.Op, error) {
 	return planKeys(ops, engine.OpQuota, args)
 }
 
+func planRefundQuota(ops []engine.Op, args [][]byte) ([]engine.Op, error) {
+	if limit.CheckRequestID(args[2]) != nil {
+		return ops, errRequestID
+	}
+	return append(ops, engine.Op{Verb: engine.OpRefundQuota, Key: args[1], ID: string(args[2])}), nil
+}
+
+const errRequestID Error = "INVALID request-id is not 1 to 64 of A-Z a-z 0-9 _ -"
+
 // quotaError is the wireError of the commands on quotas. What it calls INVALID
 // it names as the syntax does.
 func quotaError(err error) Error {
 	var outside *limit.RangeError
 	switch {
+	case errors.Is(err, limit.ErrRefunded):
+		return "CONFLICT request was refunded"
 	case errors.Is(err, limit.ErrConflict):
 		return "CONFLICT request was accepted at another cost"
 	case errors.Is(err, limit.ErrPolicyChanged):
@@ -109,6 +126,14 @@ func replyGrant(s *session, results []engine.Result) {
 	s.out = resp.AppendInt(s.out, oneIf(g.Accepted))
 	s.out = resp.AppendInt(s.out, g.Used)
 	s.out = resp.AppendInt(s.out, oneIf(g.Replay))
+}
+
+func replyRefund(s *session, results []engine.Result) {
+	r := &results[0].Refund
+	s.out = resp.AppendArrayLen(s.out, 3)
+	s.out = resp.AppendInt(s.out, oneIf(r.Refunded))
+	s.out = resp.AppendInt(s.out, r.Used)
+	s.out = resp.AppendInt(s.out, oneIf(r.Replay))
 }
 
 func replyQuota(s *session, results []engine.Result) {

@@ -46,7 +46,13 @@ func TestQuotaArguments(t *testing.T) {
 			{name + " k id 1 5 1000 1", arity},
 		}.playInVain(t, f, c)
 	}
+	refund := []string{"QUOTA.REFUND", "k", "id"}
+	withEach([]string{"", id + "i", "a b", "\x00", "ä"}, refund, 2, badRequestID).playInVain(t, f, c)
+	withEach([]string{"", key + "k"}, refund, 1, "-INVALID key is not 1 to 4096 bytes long\r\n").playInVain(t, f, c)
 	script{
+		{"QUOTA.REFUND k", "-ERR wrong number of arguments for 'quota.refund' command\r\n"},
+		{"QUOTA.REFUND k id 1", "-ERR wrong number of arguments for 'quota.refund' command\r\n"},
+		{"QUOTA.REFUND k id", ints(0, 0, 0)},
 		{"QUOTA.GET", "-ERR wrong number of arguments for 'quota.get' command\r\n"},
 		{"QUOTA.GET k 5", "-ERR wrong number of arguments for 'quota.get' command\r\n"},
 		{request("QUOTA.GET", ""), "-INVALID key is not 1 to 4096 bytes long\r\n"},
@@ -145,6 +151,51 @@ func TestQuotaGet(t *testing.T) {
 		{"QUOTA.TAKE k a 2 5 1800", ints(1, 2, 0)},
 		{"QUOTA.GET k", ints(2, 5, 1800, 1800)},
 	}.play(t, c)
+}
+
+func TestQuotaRefund(t *testing.T) {
+	const refunded = "-CONFLICT request was refunded\r\n"
+	f := serve(t, commands.Config{})
+	c := f.dial()
+	script{
+		{"QUOTA.TAKE k a 2 5 1000", ints(1, 2, 0)},
+		{"QUOTA.TAKE k b 3 5 1000", ints(1, 5, 0)},
+		{"QUOTA.TAKE k c 1 5 1000", ints(0, 5, 0)},
+		{"QUOTA.REFUND k a", ints(1, 3, 0)},
+	}.play(t, c)
+	script{
+		{"QUOTA.REFUND k a", ints(1, 3, 1)},
+		{"QUOTA.REFUND k c", ints(0, 3, 0)}, // was denied
+		{"QUOTA.REFUND k A", ints(0, 3, 0)},
+		{"QUOTA.TAKE k a 2 5 1000", refunded},
+		{"QUOTA.TAKE k a 1 5 1000", refunded},
+		{"QUOTA.PROBE k a 2 5 1000", refunded},
+		{"QUOTA.TAKE k a 2 6 1000", "-POLICY another limit or window is in force until the window closes\r\n"},
+		{"QUOTA.GET k", ints(3, 5, 1000, 1000)},
+	}.playInVain(t, f, c)
+	script{
+		{"QUOTA.TAKE k c 2 5 1000", ints(1, 5, 0)},
+		{"QUOTA.REFUND k b", ints(1, 2, 0)},
+		{"QUOTA.REFUND k c", ints(1, 0, 0)},
+		{"QUOTA.GET k", ints(0, 5, 1000, 1000)}, // it stays open
+	}.play(t, c)
+	f.set(time.Second)
+	script{{"QUOTA.REFUND k b", ints(0, 0, 0)}}.playInVain(t, f, c)
+	script{{"QUOTA.TAKE k a 1 9 2000", ints(1, 1, 0)}}.play(t, c)
+}
+
+func TestQuotaRefundOfOneRequestAtOnce(t *testing.T) {
+	f := serve(t, commands.Config{})
+	script{
+		{"QUOTA.TAKE k other 2 5 60000", ints(1, 2, 0)},
+		{"QUOTA.TAKE k id 3 5 60000", ints(1, 5, 0)},
+	}.play(t, f.dial())
+	got := f.atOnce(50, func(int) []string { return strings.Fields("QUOTA.REFUND k id") })
+	want := map[string]int{"[1 2 0]": 1, "[1 2 1]": 49}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("replies %v, want %v", got, want)
+	}
+	script{{"QUOTA.GET k", ints(2, 5, 60000, 60000)}}.play(t, f.dial())
 }
 
 // atOnce has n connections send a request each at the same time, and counts the

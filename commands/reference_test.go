@@ -56,7 +56,8 @@ func asShown(reply any) string {
 	case []any:
 		var rows []string
 		for i, v := range reply {
-			rows = append(rows, fmt.Sprintf("%d) %s", i+1, asShown(v)))
+			text := strings.ReplaceAll(asShown(v), "\n", "\n   ") // for less than ten rows
+			rows = append(rows, fmt.Sprintf("%d) %s", i+1, text))
 		}
 		return strings.Join(rows, "\n")
 	}

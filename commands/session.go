@@ -113,11 +113,14 @@ func (s *session) do(args [][]byte) {
 	s.last.Store(c)
 	c.calls.Add(1)
 	if c.plan != nil {
-		// A command has fewer operations than arguments, its name included.
-		if len(s.ops)+len(args) > maxRun {
+		// A command has an operation for each key at most. Those that go
+		// together are planned by one, and so are in one run.
+		most := len(s.ops) + len(args)/c.keys.step
+		if most > maxRun {
 			s.settle()
+			most = len(args) / c.keys.step
 		}
-		if len(s.ops)+len(args) > smallRun {
+		if most > smallRun {
 			s.enlarge()
 		}
 		before := len(s.ops)

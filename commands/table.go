@@ -107,12 +107,13 @@ func (c *command) categories() category {
 // there are none.
 type keys struct {
 	first int      // index of the first; 0 if there is none
-	last  int      // index of the last; if negative, from the end
+	last  int      // no key is beyond this index; if negative, from the end
+	step  int      // from one to the next
 	flags []string // what is done with them
 }
 
 // of returns the keys among args.
-func (k keys) of(args [][]byte) [][]byte {
+func (k keys) of(args [][]byte) (found [][]byte) {
 	if k.first == 0 {
 		return nil
 	}
@@ -120,12 +121,15 @@ func (k keys) of(args [][]byte) [][]byte {
 	if last < 0 {
 		last += len(args)
 	}
-	return args[k.first : last+1]
+	for i := k.first; i <= last; i += k.step {
+		found = append(found, args[i])
+	}
+	return found
 }
 
 var (
-	oneKey     = keys{first: 1, last: 1, flags: []string{"RO", "access"}}
-	updatedKey = keys{first: 1, last: 1, flags: []string{"RW", "access", "update"}}
+	oneKey     = keys{first: 1, last: 1, step: 1, flags: []string{"RO", "access"}}
+	updatedKey = keys{first: 1, last: 1, step: 1, flags: []string{"RW", "access", "update"}}
 )
 
 // argument describes an argument for COMMAND DOCS.
@@ -147,8 +151,8 @@ type table struct {
 func newTable() *table {
 	t := &table{byName: make(map[string]*command)}
 	for _, family := range [][]*command{
-		throttleCommands(), quotaCommands(), rollingCommands(), keyCommands(), keyspaceCommands(), connectionCommands(), clientCommands(),
-		commandCommands(), serverCommands(),
+		throttleCommands(), severalCommands(), quotaCommands(), rollingCommands(), keyCommands(), keyspaceCommands(), connectionCommands(),
+		clientCommands(), commandCommands(), serverCommands(),
 	} {
 		t.commands = append(t.commands, family...)
 	}

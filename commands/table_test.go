@@ -30,6 +30,9 @@ func TestTableIsSound(t *testing.T) {
 		if c.plan != nil && c.keys.first == 0 {
 			t.Errorf("%s plans operations on keys, but has none", c.name)
 		}
+		if (c.keys.first == 0) != (c.keys.step == 0) {
+			t.Errorf("%s has its first key at %d and the next %d further", c.name, c.keys.first, c.keys.step)
+		}
 		if c.flags&write != 0 && c.flags&readonly != 0 {
 			t.Errorf("%s both writes and only reads", c.name)
 		}
@@ -61,16 +64,30 @@ func checkArity(t *testing.T, c *command) {
 	if c.parent != nil {
 		least++
 	}
-	for _, a := range c.arguments {
-		open = open || a.multiple || a.optional
+	isKey := func(a argument) {
 		if (a.kind == "key") != (a.name == "key") {
 			t.Errorf("%s: is the argument %s a key?", c.name, a.name)
 		}
-		if !a.optional {
-			least++
-			if a.kind == "oneof" && a.arguments[0].kind != "pure-token" {
-				least++ // a token and its value
+	}
+	for _, a := range c.arguments {
+		open = open || a.multiple || a.optional
+		isKey(a)
+		if a.kind == "block" {
+			for _, part := range a.arguments {
+				isKey(part)
 			}
+			if a.multiple && (a.arguments[0].kind != "key" || len(a.arguments) != c.keys.step) {
+				t.Errorf("%s: the keys are %d arguments apart, which are %d", c.name, c.keys.step, len(a.arguments))
+			}
+		}
+		switch {
+		case a.optional:
+		case a.kind == "oneof" && a.arguments[0].kind != "pure-token":
+			least += 2 // a token and its value
+		case a.kind == "block":
+			least += len(a.arguments)
+		default:
+			least++
 		}
 	}
 	want := least

@@ -2,6 +2,7 @@ package commands
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/gabiondb/gabion/commands/internal/resp"
@@ -17,6 +18,8 @@ func throttleCommands() []*command {
 		{name: "period", kind: "integer"},
 		{name: "quantity", kind: "integer", optional: true},
 	}
+	needed := slices.Clone(arguments)
+	needed[4].optional = false
 	return []*command{
 		{
 			name: "cl.throttle", arity: -5, most: 6, plan: planThrottle, reply: replyDecision,
@@ -32,6 +35,13 @@ func throttleCommands() []*command {
 			summary: "Answers as CL.THROTTLE would, and changes nothing",
 			group:   "ratelimit", complexity: "O(1)", arguments: arguments,
 		},
+		{
+			name: "cl.refund", arity: 6, plan: planRefund, reply: replyDecision,
+			flags: write | fast, acl: catThrottle, keys: updatedKey,
+			tips:    []string{"nondeterministic_output"},
+			summary: "Gives back events that were charged to a key",
+			group:   "ratelimit", complexity: "O(1)", arguments: needed,
+		},
 	}
 }
 
@@ -43,48 +53,67 @@ func planProbe(ops []engine.Op, args [][]byte) ([]engine.Op, error) {
 	return planRate(ops, engine.OpProbe, args)
 }
 
+func planRefund(ops []engine.Op, args [][]byte) ([]engine.Op, error) {
+	return planRate(ops, engine.OpRefund, args)
+}
+
 func planRate(ops []engine.Op, verb engine.Verb, args [][]byte) ([]engine.Op, error) {
-	burst, err := parseInt(args[2])
-	if err != nil || burst == math.MaxInt64 {
-		return ops, errInteger
-	}
-	count, err := parseInt(args[3])
+	op, err := parseCharge(args[1:])
 	if err != nil {
 		return ops, err
 	}
-	period, err := parseInt(args[4])
+	op.Verb = verb
+	return append(ops, op), nil
+}
+
+// parseCharge reads key, max_burst, count, period and, if it is there, quantity.
+func parseCharge(args [][]byte) (engine.Op, error) {
+	burst, err := parseInt(args[1])
+	if err != nil || burst == math.MaxInt64 {
+		return engine.Op{}, errInteger
+	}
+	count, err := parseInt(args[2])
+	if err != nil {
+		return engine.Op{}, err
+	}
+	period, err := parseInt(args[3])
 	if err != nil || period > math.MaxInt64/int64(time.Second) {
-		return ops, errInteger
+		return engine.Op{}, errInteger
 	}
 	quantity := int64(1)
-	if len(args) == 6 {
-		if quantity, err = parseInt(args[5]); err != nil {
-			return ops, err
+	if len(args) == 5 {
+		if quantity, err = parseInt(args[4]); err != nil {
+			return engine.Op{}, err
 		}
 	}
 	if count == 0 || period == 0 {
-		return ops, errZeroRate
+		return engine.Op{}, errZeroRate
 	}
-	return append(ops, engine.Op{
-		Verb: verb,
-		Key:  args[1],
+	return engine.Op{
+		Key:  args[0],
 		Rate: limit.Rate{Burst: burst, Count: count, Period: time.Duration(period) * time.Second},
 		N:    quantity,
-	}), nil
+	}, nil
 }
 
-func replyDecision(s *session, results []engine.Result) {
-	d := &results[0].Decision
-	retry := seconds(d.RetryAfter)
-	if d.Allowed || d.RetryAfter == limit.Never {
-		retry = -1
-	}
+func replyDecision(s *session, results []engine.Result) { s.appendDecision(&results[0].Decision) }
+
+func (s *session) appendDecision(d *limit.Decision) {
 	s.out = resp.AppendArrayLen(s.out, 5)
 	s.out = resp.AppendInt(s.out, oneIf(!d.Allowed))
 	s.out = resp.AppendInt(s.out, d.Limit)
 	s.out = resp.AppendInt(s.out, d.Remaining)
-	s.out = resp.AppendInt(s.out, retry)
+	s.out = resp.AppendInt(s.out, retryAfter(d.RetryAfter))
 	s.out = resp.AppendInt(s.out, seconds(d.ResetAfter))
+}
+
+// retryAfter returns a wait in whole seconds, or -1 where there is none or no
+// wait helps.
+func retryAfter(d time.Duration) int64 {
+	if d == 0 || d == limit.Never {
+		return -1
+	}
+	return seconds(d)
 }
 
 // seconds returns d in whole seconds, rounded up. d is not negative.

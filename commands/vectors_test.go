@@ -2,6 +2,7 @@ package commands_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ func TestVectors(t *testing.T) {
 		"throttle.tsv": limittest.Throttle(),
 		"quota.tsv":    limittest.Quota(),
 		"rolling.tsv":  limittest.Rolling(),
+		"several.tsv":  limittest.Several(),
 	} {
 		for _, group := range groups {
 			name := strings.TrimSuffix(file, ".tsv") + "/" + group.Name
@@ -61,6 +63,12 @@ func cutReply(replies string, step limittest.Step) (rest string, ok bool) {
 		return rest, ok && strings.HasPrefix(text, "-"+step.Err+" ")
 	case len(step.Want) == 1:
 		return strings.CutPrefix(replies, fmt.Sprintf(":%d\r\n", step.Want[0]))
+	case step.Command[0] == "CL.MTHROTTLE" || step.Command[0] == "CL.MPROBE":
+		var rows [][]int64
+		for row := range slices.Chunk(step.Want[2:], 5) {
+			rows = append(rows, row)
+		}
+		return strings.CutPrefix(replies, decisions(step.Want[0], step.Want[1], rows...))
 	}
 	return strings.CutPrefix(replies, ints(step.Want...))
 }

@@ -22,6 +22,13 @@ function fails(reply, code) {
 async function single(redis) {
   assert.deepEqual(await redis.call('CL.THROTTLE', 'g', 4, 1, 10, 2), [0, 5, 3, -1, 20]);
   assert.deepEqual(await redis.call('CL.PROBE', 'g', 4, 1, 10, 4), [1, 5, 3, 10, 20]);
+  assert.deepEqual(await redis.call('CL.MTHROTTLE', 'ALL', 2, 'g', 4, 1, 10, 2, 'h', 0, 1, 10, 2), [1, -1, [0, 5, 3, -1, 20], [1, 1, 1, -1, 0]]);
+  assert.deepEqual(await redis.call('CL.MTHROTTLE', 'EACH', 2, 'g', 4, 1, 10, 2, 'h', 0, 1, 10, 2), [1, -1, [0, 5, 1, -1, 40], [1, 1, 1, -1, 0]]);
+  assert.deepEqual(await redis.call('CL.MPROBE', 'ALL', 2, 'g', 4, 1, 10, 1, 'g', 4, 1, 10, 1), [1, 10, [0, 5, 1, -1, 40], [1, 5, 1, 10, 40]]);
+  assert.deepEqual(await redis.call('CL.REFUND', 'g', 4, 1, 10, 2), [0, 5, 3, -1, 20]);
+  assert.deepEqual(await redis.call('QUOTA.TAKE', 'q', 'order-0', 5, 5, 60000), [1, 5, 0]);
+  assert.deepEqual(await redis.call('QUOTA.REFUND', 'q', 'order-0'), [1, 0, 0]);
+  assert.deepEqual(await redis.call('QUOTA.REFUND', 'q', 'order-0'), [1, 0, 1]);
   assert.deepEqual(await redis.call('QUOTA.TAKE', 'q', 'order-1', 2, 5, 60000), [1, 2, 0]);
   assert.deepEqual(await redis.call('QUOTA.TAKE', 'q', 'order-1', 2, 5, 60000), [1, 2, 1]);
   assert.deepEqual(await redis.call('QUOTA.TAKE', 'q', 'order-2', 4, 5, 60000), [0, 2, 0]);
@@ -39,6 +46,9 @@ async function single(redis) {
 
 async function errors(redis) {
   await fails(redis.call('CL.THROTTLE', 'g', 4, 0, 10), 'ERR');
+  await fails(redis.call('CL.MTHROTTLE', 'ANY', 1, 'g', 4, 1, 10, 1), 'ERR');
+  await fails(redis.call('CL.MTHROTTLE', 'ALL', 2, 'g', 4, 1, 10, 1, 'q', 4, 1, 10, 1), 'WRONGTYPE');
+  await fails(redis.call('QUOTA.TAKE', 'q', 'order-0', 5, 5, 60000), 'CONFLICT');
   await fails(redis.call('QUOTA.TAKE', 'q', 'order-1', 1, 5, 60000), 'CONFLICT');
   await fails(redis.call('QUOTA.TAKE', 'q', 'order-1', 2, 6, 60000), 'POLICY');
   await fails(redis.call('QUOTA.TAKE', 'q', 'order-3', 1.5, 5, 60000), 'INVALID');
@@ -46,6 +56,16 @@ async function errors(redis) {
   await fails(redis.call('QUOTA.TAKE', 'r', 'order-3', 1, 5, 60000), 'WRONGTYPE');
   await fails(redis.call('ROLL.ALLOW', 'q', 3, 10000), 'WRONGTYPE');
   await fails(redis.call('ROLL.ALLOW', 'r', 3, -1), 'ERR');
+}
+
+// What COMMAND tells of the places of keys leads to them.
+async function places(redis) {
+  const request = ['CL.MTHROTTLE', 'ALL', 2, 'g', 4, 1, 10, 2, 'h', 0, 1, 10, 2];
+  assert.deepEqual(await redis.command('GETKEYS', ...request), ['g', 'h']);
+  const [[, , , first, last, step]] = await redis.command('INFO', 'cl.mthrottle');
+  const found = [];
+  for (let i = first; i <= request.length + last; i += step) found.push(request[i]);
+  assert.deepEqual(found, ['g', 'h']);
 }
 
 // Commands that ioredis has no method for can be given one.
@@ -97,6 +117,7 @@ async function main() {
   const redis = connect();
   await single(redis);
   await errors(redis);
+  await places(redis);
   await methods(redis);
   await pipeline(redis);
   await keys(redis);
