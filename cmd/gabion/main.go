@@ -74,7 +74,7 @@ type action func(p *program, operands []string) error
 func verbs() []verb {
 	return []verb{
 		serveVerb(),
-		throttleVerb(), probeVerb(), quotaVerb(), rollVerb(),
+		throttleVerb(), probeVerb(), refundVerb(), quotaVerb(), rollVerb(),
 		getVerb(), ttlVerb(), delVerb(), lsVerb(),
 		checkVerb(), compactVerb(), backupVerb(), restoreVerb(), versionVerb(),
 	}

@@ -23,18 +23,37 @@ answer is
 A REQUEST-ID that was accepted in this window gets the answer that it got then,
 with replay 1, and spends nothing. A directory without a store gets one.
 
+With --refund what REQUEST-ID has spent in this window is given back, once, and
+the id stays taken until the window closes. The answer is
+
+  [refunded, used, replay]
+
 Example:
   $ gabion quota alice order-1 2
   [1,2,0]
   $ gabion quota alice order-1 2
   [1,2,1]
+  $ gabion quota --refund alice order-1
+  [1,0,0]
 `,
 		flags: func(fs *pflag.FlagSet) action {
 			t := targetFlags(fs)
 			t.caps.addQuota(fs)
 			exitCode := exitCodeFlag(fs)
 			probe := fs.Bool("probe", false, "tell what the answer would be, and change nothing")
+			refund := fs.Bool("refund", false, "give back what REQUEST-ID has spent; takes no COST")
 			return func(p *program, operands []string) error {
+				if *refund {
+					switch {
+					case len(operands) > 2:
+						return usagef("--refund takes no COST")
+					case *probe || *exitCode:
+						return usagef("--refund excludes --probe and --exit-code")
+					}
+					return t.do(p, false, func(d doer) error {
+						return p.decide(d, denial{}, append([]string{"QUOTA.REFUND"}, operands...)...)
+					})
+				}
 				defaults := []string{"", "", "1", "5", "60000"}
 				args := append(operands, defaults[len(operands):]...)
 				args[4] = windowMillis(args[4])

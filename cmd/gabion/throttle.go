@@ -43,6 +43,34 @@ Example:
 	}
 }
 
+func refundVerb() verb {
+	return verb{
+		name:     "refund",
+		operands: "KEY MAX_BURST COUNT PERIOD QUANTITY",
+		min:      5, max: 5,
+		summary: "give events back that throttle has charged",
+		help: `
+The answer is that of "gabion probe" for a QUANTITY of 0: how KEY stands
+afterwards. More than KEY owes makes it whole and no more. To refund twice gives
+back twice, so don't repeat one whose outcome is unknown.
+
+Example:
+  $ gabion throttle user:42 15 30 60 10
+  [0,16,6,-1,20]
+  $ gabion refund user:42 15 30 60 4
+  [0,16,10,-1,12]
+`,
+		flags: func(fs *pflag.FlagSet) action {
+			t := targetFlags(fs)
+			return func(p *program, operands []string) error {
+				return t.do(p, false, func(d doer) error {
+					return p.decide(d, denial{}, append([]string{"CL.REFUND"}, operands...)...)
+				})
+			}
+		},
+	}
+}
+
 // decideFlags declares the flags of a verb that runs command, which answers
 // with five integers, the first of them 1 for a denial.
 func decideFlags(command string, create bool) func(*pflag.FlagSet) action {
