@@ -144,7 +144,9 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 	defer l.Close()
 	row := make([]byte, 100)
-	write := func(batch *pebble.Batch, i int64) error { return batch.Set(fmt.Appendf(nil, "row:%d", i%100_000), row, nil) }
+	write := func(batch *pebble.Batch, i int64) error {
+		return batch.Set(fmt.Appendf(nil, "row:%d", i%100_000), row, nil)
+	}
 	for _, way := range []struct {
 		name string
 		do   func(i int64) error
