@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/gabiondb/gabion/engine"
@@ -124,6 +126,85 @@ func BenchmarkDenial(b *testing.B) {
 		b.Run(k.name, func(b *testing.B) {
 			forCallers(b, engine.Always, int64(k.n), k.cacheSize, engine.Op{Verb: engine.OpThrottle, Rate: usedUp, N: 1})
 		})
+	}
+}
+
+// BenchmarkUpdate charges a key and writes a row of 100 bytes, in one transaction
+// in an application's store. Beside it the application does the same by itself, in
+// a synced batch of its own.
+func BenchmarkUpdate(b *testing.B) {
+	db, err := pebble.Open(b.TempDir(), &pebble.Options{FormatMajorVersion: pebble.FormatNewest, MemTableSize: 16 << 20, Logger: quiet{}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer db.Close()
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	row := make([]byte, 100)
+	write := func(batch *pebble.Batch, i int64) error {
+		return batch.Set(fmt.Appendf(nil, "row:%d", i%100_000), row, nil)
+	}
+	for _, way := range []struct {
+		name string
+		do   func(i int64) error
+	}{
+		{"transaction", func(i int64) error {
+			return l.Update(func(tx *engine.Tx) error {
+				if _, err := tx.Throttle(nth(int(i)%1000), wide, 1); err != nil {
+					return err
+				}
+				return write(tx.Batch(), i)
+			})
+		}},
+		{"application", func(i int64) error {
+			batch := db.NewBatch()
+			defer batch.Close()
+			if err := errors.Join(write(batch, i), write(batch, i+1)); err != nil {
+				return err
+			}
+			return batch.Commit(pebble.Sync)
+		}},
+	} {
+		for _, callers := range []int{1, 64, 256} {
+			b.Run(fmt.Sprintf("%s/%d", way.name, callers), func(b *testing.B) {
+				var done atomic.Int64
+				b.ReportAllocs()
+				b.ResetTimer()
+				var wg sync.WaitGroup
+				for range callers {
+					wg.Go(func() {
+						for i := done.Add(1); i <= int64(b.N); i = done.Add(1) {
+							if err := way.do(i); err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
+			})
+		}
+	}
+}
+
+// BenchmarkThrottleAll charges ten keys together.
+func BenchmarkThrottleAll(b *testing.B) {
+	l := open(b, b.TempDir(), engine.Options{FS: vfs.Default, Durability: engine.Never})
+	ops := make([]engine.Op, 10)
+	for i := range ops {
+		ops[i] = engine.Op{Verb: engine.OpThrottleAll, Key: nth(i), Rate: wide, N: 1}
+	}
+	ops[0].With = len(ops) - 1
+	var results []engine.Result
+	b.ReportAllocs()
+	for b.Loop() {
+		if results = l.Do(ops, results[:0]); results[0].Err != nil {
+			b.Fatal(results[0].Err)
+		}
 	}
 }
 

@@ -27,6 +27,22 @@
 // them changes anything. Do carries out a whole pipeline for one wait, View
 // reads many keys from one snapshot.
 //
+// # Several at once, and giving back
+//
+// ThrottleAll charges several keys, or none of them if one denies; ThrottleEach
+// decides them one after the other, for one wait. Refund gives events of a rate
+// back, and RefundQuota what a request has taken, once however often it is called.
+//
+// # In an application's store
+//
+// New starts a limiter in a Pebble store that the application has opened, and
+// keeps to the keys under Options.Prefix. Then a debit and what it pays for can be
+// one atomic batch: Update calls a function with a transaction, which decides on
+// any number of keys and has a batch for the application's own writes. See New for
+// what the two have in common: log, stalls, snapshots, and the logger.
+//
+// Package httplimit is middleware for net/http.
+//
 // # Durability
 //
 // Under Always, the default, whatever a call has answered is on disk: what it
@@ -42,7 +58,7 @@
 // tells whether a store that nobody has open is whole.
 //
 // Checkpoint copies a store while it is open, and Restore makes a store from such
-// a copy.
+// a copy. They are for stores that Open has made.
 //
 // # Time
 //

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/gabiondb/gabion/engine"
@@ -46,6 +47,100 @@ func Example() {
 	// allowed, remaining 1
 	// allowed, remaining 0
 	// denied, retry after 30m0s
+}
+
+// An application that has a Pebble store keeps its limits there, among its own
+// keys, under a prefix that these do not have.
+func ExampleNew() {
+	events := new(engine.Events) // optional: has the purge follow Pebble's compactions
+	listener := events.Listener()
+	db, err := pebble.Open("app", &pebble.Options{FS: vfs.NewMem(), EventListener: &listener})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/"), Events: events})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close() // before the store is closed
+
+	if err := db.Set([]byte("users/1"), []byte("Ada"), pebble.Sync); err != nil {
+		log.Fatal(err)
+	}
+	d, err := l.Throttle([]byte("users/1"), limit.PerHour(2), 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(d.Allowed, d.Remaining)
+	// Output: true 1
+}
+
+// What a request has to spend and what it then writes are one atomic batch: no
+// crash leaves the one without the other.
+func ExampleLimiter_Update() {
+	db, err := pebble.Open("shop", &pebble.Options{FS: vfs.NewMem()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/")})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	errDenied := errors.New("too many orders")
+	order := func(id, goods string) error {
+		return l.Update(func(tx *engine.Tx) error {
+			g, err := tx.TakeQuota([]byte("orders:ada"), id, limit.Quota{Limit: 2, Window: 24 * time.Hour}, 1)
+			switch {
+			case err != nil:
+				return err
+			case !g.Accepted:
+				return errDenied // and nothing is written
+			}
+			return tx.Batch().Set([]byte("orders/"+id), []byte(goods), nil)
+		})
+	}
+	for _, id := range []string{"a", "b", "b", "c"} {
+		fmt.Println(id, order(id, "stones"))
+	}
+	_, _, err = db.Get([]byte("orders/c"))
+	fmt.Println(err)
+	// Output:
+	// a <nil>
+	// b <nil>
+	// b <nil>
+	// c too many orders
+	// pebble: not found
+}
+
+// A request counts against its user and its network, or against neither.
+func ExampleLimiter_ThrottleAll() {
+	start := time.Date(2024, 2, 29, 12, 0, 0, 0, time.UTC)
+	l, err := engine.Open("example", &engine.Options{FS: vfs.NewMem(), Now: func() time.Time { return start }})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	for _, user := range []string{"ada", "ada", "bob", "cy"} {
+		ds, err := l.ThrottleAll(
+			engine.Charge{Key: []byte("user:" + user), Rate: limit.PerMinute(1), N: 1},
+			engine.Charge{Key: []byte("net:10.0.0.0/24"), Rate: limit.PerHour(2), N: 1},
+		)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(user, "denied by", ds.Denied(), "retry after", ds.RetryAfter(), "left to the net:", ds[1].Remaining)
+	}
+	// Output:
+	// ada denied by 0 retry after 0s left to the net: 1
+	// ada denied by 1 retry after 1m0s left to the net: 1
+	// bob denied by 0 retry after 0s left to the net: 0
+	// cy denied by 1 retry after 30m0s left to the net: 0
 }
 
 // Tests of code that has limits need not sleep until they refill: they set the
@@ -181,6 +276,33 @@ func ExampleLimiter_TakeQuota() {
 	// order-2 is accepted, used 5
 	// order-3 is denied, used 5
 	// order-1 is another request
+}
+
+// What was not needed after all is given back, once however often that is said.
+func ExampleLimiter_RefundQuota() {
+	l, err := engine.Open("example", &engine.Options{FS: vfs.NewMem()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+
+	key, perDay := []byte("exports:alice"), limit.Quota{Limit: 5, Window: 24 * time.Hour}
+	if _, err := l.TakeQuota(key, "order-1", perDay, 4); err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		r, err := l.RefundQuota(key, "order-1")
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(r.Refunded, r.Replay, "gave back", r.Cost, "used", r.Used)
+	}
+	_, err = l.TakeQuota(key, "order-1", perDay, 4)
+	fmt.Println(errors.Is(err, limit.ErrRefunded))
+	// Output:
+	// true false gave back 4 used 0
+	// true true gave back 4 used 0
+	// true
 }
 
 // The policy of a rolling list can be written down once, under the list's name.

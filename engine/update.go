@@ -131,7 +131,9 @@ func (l *Limiter) update(fn func(*Tx) error) (round uint64, err error) {
 	mark := l.cut(b, true)
 	locked = false
 	l.apply(r, mark)
-	signal(rs.wake) // under Interval it is still to be synced
+	if !r.sync {
+		signal(rs.wake) // under Interval it is still to be
+	}
 	return r.seq, nil
 }
 

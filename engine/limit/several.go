@@ -1,9 +1,6 @@
 package limit
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // Row is one of several charges that are decided together.
 type Row struct {
@@ -56,7 +53,10 @@ func TakeAll(now int64, states []GCRAState, rows []Row, decisions []Decision) er
 		return err
 	}
 	var few [fewStates]pile
-	piles := slices.Grow(few[:0], len(states))
+	piles := few[:0]
+	if len(states) > fewStates {
+		piles = make([]pile, 0, len(states))
+	}
 	for _, s := range states {
 		piles = append(piles, pile{state: s})
 	}

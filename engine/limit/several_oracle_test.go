@@ -397,7 +397,7 @@ func randomSteps(seed uint64) []step {
 
 func TestSeveralRandom(t *testing.T) {
 	seen := outcomes{}
-	for seed := range uint64(1000) {
+	for seed := range uint64(500) {
 		if err := checkSeveral(randomSteps(seed), seen); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -421,7 +421,7 @@ func TestSeveralExtremes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, first := range calls {
 		trace := []step{{verbEach, 0, first}}
-		for range 40 {
+		for range 20 {
 			second, third := calls[rng.IntN(len(calls))], calls[rng.IntN(len(calls))]
 			trace = append(trace, step{more, 0, second}, step{uint8(rng.IntN(verbs)), uint8(rng.IntN(2)), third})
 		}

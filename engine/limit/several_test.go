@@ -11,6 +11,9 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
+// takeFunc is TakeAll or TakeEach.
+type takeFunc = func(int64, []limit.GCRAState, []limit.Row, []limit.Decision) error
+
 func TestSeveralErrors(t *testing.T) {
 	r := limit.PerSecond(3)
 	slow := limit.Rate{Burst: 9, Count: 1, Period: math.MaxInt64}
@@ -34,7 +37,7 @@ func TestSeveralErrors(t *testing.T) {
 	} {
 		for _, f := range []struct {
 			name string
-			take func(int64, []limit.GCRAState, []limit.Row, []limit.Decision) error
+			take takeFunc
 			want error
 		}{{"TakeAll", limit.TakeAll, test.all}, {"TakeEach", limit.TakeEach, test.each}} {
 			states := []limit.GCRAState{s, {}}
@@ -62,7 +65,7 @@ func TestSeveralAllocs(t *testing.T) {
 	for n, want := range map[int]float64{1: 0, 16: 0, 128: 1} {
 		states, rows := manyRows(n)
 		decisions := make(limit.Decisions, len(rows))
-		for name, take := range map[string]func(int64, []limit.GCRAState, []limit.Row, []limit.Decision) error{
+		for name, take := range map[string]takeFunc{
 			"TakeAll": limit.TakeAll, "TakeEach": limit.TakeEach,
 		} {
 			allocs := testing.AllocsPerRun(100, func() {
@@ -79,19 +82,17 @@ func TestSeveralAllocs(t *testing.T) {
 
 func BenchmarkSeveral(b *testing.B) {
 	for _, n := range []int{1, 10, 128} {
-		states, rows := manyRows(n)
-		decisions := make([]limit.Decision, len(rows))
-		b.Run(fmt.Sprintf("all/%d", n), func(b *testing.B) {
-			b.ReportAllocs()
-			for now := int64(start); b.Loop(); now += int64(time.Second) {
-				_ = limit.TakeAll(now, states, rows, decisions)
-			}
-		})
-		b.Run(fmt.Sprintf("each/%d", n), func(b *testing.B) {
-			b.ReportAllocs()
-			for now := int64(start); b.Loop(); now += int64(time.Second) {
-				_ = limit.TakeEach(now, states, rows, decisions)
-			}
-		})
+		b.Run(fmt.Sprintf("all/%d", n), func(b *testing.B) { benchmarkSeveral(b, n, limit.TakeAll) })
+		b.Run(fmt.Sprintf("each/%d", n), func(b *testing.B) { benchmarkSeveral(b, n, limit.TakeEach) })
+	}
+}
+
+// benchmarkSeveral charges n keys, all of which are full again by the next call.
+func benchmarkSeveral(b *testing.B, n int, take takeFunc) {
+	states, rows := manyRows(n)
+	decisions := make([]limit.Decision, len(rows))
+	b.ReportAllocs()
+	for now := int64(start); b.Loop(); now += int64(time.Second) {
+		_ = take(now, states, rows, decisions)
 	}
 }
