@@ -21,14 +21,16 @@ type modelKey struct {
 	gcra limit.GCRAState
 
 	quota    limit.Quota
-	accepted []modelRequest
+	requests []modelRequest
 
 	stamps []int64
 }
 
+// modelRequest is a request that was accepted, or that it was refunded.
 type modelRequest struct {
-	id   string
-	cost int64
+	id     string
+	cost   int64
+	refund bool
 }
 
 // do returns what op makes of k at now, which is k itself if it changes
@@ -43,13 +45,17 @@ func (k *modelKey) do(now int64, op engine.Op) (next *modelKey, want engine.Resu
 	switch op.Verb {
 	case engine.OpThrottle, engine.OpProbe:
 		want.Decision, want.Err = held.throttle(now, op, change)
+	case engine.OpRefund:
+		want.Decision, want.Err = held.refund(now, op, change)
 	case engine.OpTakeQuota, engine.OpProbeQuota:
 		want.Grant, want.Err = held.takeQuota(now, op, change)
+	case engine.OpRefundQuota:
+		want.Refund, want.Err = held.refundQuota(now, op, change)
 	case engine.OpQuota:
 		switch held.kind {
 		case limit.KindNone:
 		case limit.KindQuota:
-			want.Quota = engine.QuotaUsage{Quota: held.quota, Used: held.used(), ResetAfter: time.Duration(held.deadline - now)}
+			want.Quota = engine.QuotaUsage{Quota: held.quota, Used: held.spent(), ResetAfter: time.Duration(held.deadline - now)}
 		default:
 			want.Err = engine.ErrWrongKind
 		}
@@ -81,17 +87,56 @@ func (k *modelKey) throttle(now int64, op engine.Op, change func(*modelKey)) (li
 	return d, nil
 }
 
-func (k *modelKey) used() (n int64) {
-	for _, r := range k.accepted {
-		n += r.cost
+func (k *modelKey) refund(now int64, op engine.Op, change func(*modelKey)) (limit.Decision, error) {
+	next, d, err := k.gcra.Refund(now, op.Rate, op.N)
+	switch {
+	case err != nil:
+		return d, err
+	case k.kind != limit.KindNone && k.kind != limit.KindGCRA:
+		return limit.Decision{}, engine.ErrWrongKind
+	case next == k.gcra:
+	case next == limit.GCRAState{}:
+		change(nil)
+	default:
+		change(&modelKey{kind: limit.KindGCRA, deadline: next.Deadline, gcra: next})
 	}
-	return n
+	return d, nil
 }
 
+// spent returns what has been spent of a quota.
+func (k *modelKey) spent() int64 {
+	used, _, _ := k.find("")
+	return used
+}
+
+// find returns what has been spent of a quota, and what had been by the last of
+// what it knows of id, which it returns as well; the zero value if it knows none.
+func (k *modelKey) find(id string) (used, then int64, last modelRequest) {
+	for _, r := range k.requests {
+		if r.refund {
+			used -= r.cost
+		} else {
+			used += r.cost
+		}
+		if r.id == id {
+			then, last = used, r
+		}
+	}
+	return used, then, last
+}
+
+// with returns k with a request more.
+func (k *modelKey) with(r modelRequest) *modelKey {
+	next := *k
+	next.requests = append(slices.Clip(k.requests), r)
+	return &next
+}
+
+func modelID(id string) bool { return id != "" && len(id) <= 64 && !strings.Contains(id, " ") }
+
 func (k *modelKey) takeQuota(now int64, op engine.Op, change func(*modelKey)) (limit.Grant, error) {
-	valid := op.ID != "" && len(op.ID) <= 64 && !strings.Contains(op.ID, " ")
 	q := op.Quota
-	if !valid || q.Limit < 1 || q.Limit > 10_000 || q.Window < 1 || q.Window > 24*time.Hour || op.N < 1 || op.N > q.Limit {
+	if !modelID(op.ID) || q.Limit < 1 || q.Limit > 10_000 || q.Window < 1 || q.Window > 24*time.Hour || op.N < 1 || op.N > q.Limit {
 		return limit.Grant{}, limit.ErrInvalid
 	}
 	switch {
@@ -103,28 +148,46 @@ func (k *modelKey) takeQuota(now int64, op engine.Op, change func(*modelKey)) (l
 		return limit.Grant{}, limit.ErrPolicyChanged
 	}
 	g := limit.Grant{Limit: q.Limit, ResetAfter: time.Duration(k.deadline - now)}
-	for _, r := range k.accepted {
-		g.Used += r.cost
-		if r.id != op.ID {
-			continue
+	used, then, last := k.find(op.ID)
+	switch {
+	case last.refund:
+		return limit.Grant{}, limit.ErrRefunded
+	case last.cost == op.N:
+		g.Accepted, g.Replay, g.Used = true, true, then
+	case last.cost != 0:
+		return limit.Grant{}, limit.ErrConflict
+	case used+op.N > q.Limit:
+		g.Used = used
+	default:
+		g.Accepted, g.Used = true, used+op.N
+		if op.Verb == engine.OpTakeQuota {
+			change(k.with(modelRequest{id: op.ID, cost: op.N}))
 		}
-		if r.cost != op.N {
-			return limit.Grant{}, limit.ErrConflict
-		}
-		g.Accepted, g.Replay = true, true
-		return g, nil
-	}
-	if g.Used+op.N > q.Limit {
-		return g, nil
-	}
-	g.Accepted = true
-	g.Used += op.N
-	if op.Verb == engine.OpTakeQuota {
-		next := *k
-		next.accepted = append(slices.Clip(k.accepted), modelRequest{op.ID, op.N})
-		change(&next)
 	}
 	return g, nil
+}
+
+func (k *modelKey) refundQuota(now int64, op engine.Op, change func(*modelKey)) (limit.Refund, error) {
+	switch {
+	case !modelID(op.ID):
+		return limit.Refund{}, limit.ErrInvalid
+	case k.kind == limit.KindNone:
+		return limit.Refund{}, nil
+	case k.kind != limit.KindQuota:
+		return limit.Refund{}, engine.ErrWrongKind
+	}
+	used, then, last := k.find(op.ID)
+	r := limit.Refund{Cost: last.cost, Limit: k.quota.Limit, ResetAfter: time.Duration(k.deadline - now)}
+	switch {
+	case last.cost == 0:
+		r.Used = used
+	case last.refund:
+		r.Refunded, r.Replay, r.Used = true, true, then
+	default:
+		r.Refunded, r.Used = true, used-last.cost
+		change(k.with(modelRequest{id: op.ID, cost: last.cost, refund: true}))
+	}
+	return r, nil
 }
 
 func (k *modelKey) roll(now int64, op engine.Op, change func(*modelKey)) (want engine.Result) {
@@ -204,5 +267,5 @@ func (k *modelKey) equal(o *modelKey) bool {
 		return k == o
 	}
 	return k.kind == o.kind && k.deadline == o.deadline && k.gcra == o.gcra && k.quota == o.quota &&
-		slices.Equal(k.accepted, o.accepted) && slices.Equal(k.stamps, o.stamps)
+		slices.Equal(k.requests, o.requests) && slices.Equal(k.stamps, o.stamps)
 }
