@@ -2,6 +2,9 @@ package engine_test
 
 import (
 	"errors"
+	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -101,6 +104,102 @@ func (k *modelKey) refund(now int64, op engine.Op, change func(*modelKey)) (limi
 		change(&modelKey{kind: limit.KindGCRA, deadline: next.Deadline, gcra: next})
 	}
 	return d, nil
+}
+
+// together returns what ops, which are carried out together at now, make of keys,
+// and what a limiter must answer. It leaves keys as they are.
+func together(now int64, keys map[string]*modelKey, ops []engine.Op) (next map[string]*modelKey, want []engine.Result) {
+	want = make([]engine.Result, len(ops))
+	fail := func(err error) (map[string]*modelKey, []engine.Result) {
+		for i := range want {
+			want[i] = engine.Result{Err: err}
+		}
+		return keys, want
+	}
+	for _, op := range ops {
+		if op.N < 0 || op.Rate.Validate() != nil {
+			return fail(limit.ErrInvalid)
+		}
+	}
+	for _, op := range ops {
+		if kind := keys[string(op.Key)].stat(now).Kind; kind != limit.KindNone && kind != limit.KindGCRA {
+			return fail(engine.ErrWrongKind)
+		}
+	}
+	verb := ops[0].Verb
+	all := verb == engine.OpThrottleAll || verb == engine.OpProbeAll
+	if all {
+		denied, err := deniedTogether(now, keys, ops, want)
+		switch {
+		case denied:
+			return keys, want
+		case err != nil:
+			return fail(err)
+		}
+	}
+	// What may pass as a whole passes one by one.
+	next = maps.Clone(keys)
+	for i, op := range ops {
+		op.Verb = engine.OpThrottle
+		before := next[string(op.Key)]
+		var after *modelKey
+		if after, want[i] = before.do(now, op); want[i].Err != nil {
+			return fail(want[i].Err)
+		}
+		if after != before {
+			next[string(op.Key)] = after
+		}
+	}
+	if looks(verb) {
+		next = keys
+	}
+	return next, want
+}
+
+// deniedTogether tells whether some of ops, of which all are to pass or none,
+// can't, and what is answered then. The error is that of one that may pass and
+// can't be charged.
+func deniedTogether(now int64, keys map[string]*modelKey, ops []engine.Op, want []engine.Result) (denied bool, err error) {
+	// A key that is charged whether it may pass or not is one under a rate without
+	// a bound to speak of: the limits of 2^63-1 events come after the end of time.
+	charge := func(s limit.GCRAState, op engine.Op) (limit.GCRAState, error) {
+		op.Rate.Burst = math.MaxInt64 - 1
+		s, d, err := s.Take(now, op.Rate, op.N)
+		if err == nil && op.N > 0 && !d.Allowed {
+			panic(fmt.Sprintf("%+v is a bound", op.Rate))
+		}
+		return s, err
+	}
+	for i, op := range ops {
+		var held, fresh limit.GCRAState // as the rows before have left them
+		if key := keys[string(op.Key)]; key.stat(now).Exists() {
+			held = key.gcra
+		}
+		_, look, _ := held.Take(now, op.Rate, 0)
+		over := false
+		for _, before := range ops[:i] {
+			if string(before.Key) != string(op.Key) || over {
+				continue
+			}
+			var failed error
+			held, failed = charge(held, before)
+			fresh, _ = charge(fresh, before)
+			over = failed != nil
+		}
+		_, d, failed := held.Take(now, op.Rate, op.N)
+		switch _, alone, alonefailed := fresh.Take(now, op.Rate, op.N); {
+		case over:
+			d = limit.Decision{RetryAfter: limit.Never}
+		case failed != nil:
+			d, err = limit.Decision{Allowed: true}, failed
+		case !d.Allowed && alonefailed == nil && !alone.Allowed:
+			d.RetryAfter = limit.Never
+		}
+		d.Limit, d.Remaining, d.ResetAfter = look.Limit, look.Remaining, look.ResetAfter
+		want[i] = engine.Result{Decision: d}
+		denied = denied || !d.Allowed
+	}
+	return denied, err
 }
 
 // spent returns what has been spent of a quota.
