@@ -128,6 +128,8 @@ func (l *Limiter) update(fn func(*Tx) error) (round uint64, err error) {
 		b = l.db.NewBatch()
 	}
 	r.sync = r.sync || always
+	sh := &l.shards[0] // a row, too, may tell of this instant
+	sh.mark = max(sh.mark, tx.now)
 	mark := l.cut(b, true)
 	locked = false
 	l.apply(r, mark)

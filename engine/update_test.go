@@ -616,6 +616,31 @@ func TestUpdateCommitted(t *testing.T) {
 	}
 }
 
+// TestUpdateBringsItsMark writes a row, and nothing else, in a transaction that has
+// looked at the clock. What the row says of the time is not after what the clock
+// says when the wall has gone back.
+func TestUpdateBringsItsMark(t *testing.T) {
+	for _, end := range []string{"a power cut", "Close"} {
+		t.Run(end, func(t *testing.T) {
+			clock, fs := newManualClock(epoch), vfs.NewCrashableMem()
+			_, l := openApp(t, fs, engine.Options{Now: clock.Now, NoPurge: true})
+			must(t, throttle(l, "k", 1))
+			clock.Advance(time.Minute)
+			err := l.Update(func(tx *engine.Tx) error { return tx.Batch().Set([]byte("row"), nil, nil) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if end == "Close" {
+				must(t, l.Close)
+			}
+			_, l = openApp(t, fs.CrashClone(vfs.CrashCloneCfg{}), engine.Options{Now: func() time.Time { return epoch }})
+			if got, want := l.Now(), clock.Now(); got.Before(want) {
+				t.Errorf("the clock is %v behind the transaction", want.Sub(got))
+			}
+		})
+	}
+}
+
 // TestUpdateWaitsForTheDisk holds a charge back between becoming visible and
 // becoming durable. No transaction that rests on it ends meanwhile, be it carried
 // out or aborted; one that rests on nothing that is not on disk does, also where
