@@ -349,6 +349,52 @@ func (li *faultLife) do(ops ...engine.Op) {
 	li.now = li.clock.Now().UnixNano()
 }
 
+// asOne carries out ops as they go together or, if they don't, as a transaction.
+func (li *faultLife) asOne(ops ...engine.Op) {
+	li.t.Helper()
+	broken := li.l.Failure()
+	var results []engine.Result
+	var err error
+	if n := ops[0].With; n > 0 && n == len(ops)-1 {
+		results = li.l.Do(ops, nil)
+		err = results[0].Err
+	} else {
+		err = li.l.Update(func(tx *engine.Tx) error {
+			results = tx.Do(ops, nil)
+			for _, r := range results {
+				if errors.Is(r.Err, engine.ErrStorage) {
+					return r.Err
+				}
+			}
+			return nil
+		})
+	}
+	failure := li.l.Failure()
+	for _, op := range ops {
+		li.note(op)
+	}
+	switch {
+	case li.fails("all of it", err):
+		if broken == nil && err == failure {
+			li.doubt()
+			li.model.carryOut(ops...)
+			li.maybe = append(li.maybe, li.clone())
+		}
+		return
+	case broken != nil:
+		li.errorf("%+v = %+v after %v", ops, results, broken)
+	}
+	before := li.clone().keys
+	for i, want := range li.model.carryOut(ops...) {
+		if got := results[i]; !sameAnswer(got, want) || !sameError(got.Err, want.Err) {
+			li.errorf("%+v = %+v, want %+v", ops[i], got, want)
+		}
+	}
+	if li.maybe != nil && !reflect.DeepEqual(before, li.keys) {
+		li.maybe = nil
+	}
+}
+
 // doubt notes that nobody knows whether what comes next is on disk.
 func (li *faultLife) doubt() {
 	if li.maybe == nil {
@@ -372,7 +418,7 @@ func (li *faultLife) note(op engine.Op) {
 	}
 	look := []engine.Op{{Verb: engine.OpStat, Key: op.Key}}
 	switch op.Verb {
-	case engine.OpThrottle:
+	case engine.OpThrottle, engine.OpThrottleAll, engine.OpRefund:
 		look = append(look, engine.Op{Verb: engine.OpProbe, Key: op.Key, Rate: op.Rate, N: 1})
 	case engine.OpTakeQuota:
 		li.took[name] = op
@@ -529,6 +575,19 @@ func listed(key string, w limit.Rolling, n int64) engine.Op {
 
 func forgotten(key string) engine.Op { return engine.Op{Verb: engine.OpReset, Key: []byte(key)} }
 
+func refunded(id string) engine.Op {
+	return engine.Op{Verb: engine.OpRefundQuota, Key: []byte("quota"), ID: id}
+}
+
+// allOf has ops, which charge rates, go together.
+func allOf(ops ...engine.Op) []engine.Op {
+	for i := range ops {
+		ops[i].Verb = engine.OpThrottleAll
+	}
+	ops[0].With = len(ops) - 1
+	return ops
+}
+
 // run is the life. Whatever fails, the client goes on as if it had not.
 func (li *faultLife) run() {
 	li.fault.armed.Store(true)
@@ -543,6 +602,8 @@ func (li *faultLife) run() {
 	li.resetAll()
 	li.do(rated("rate", 2), rated("other", 1), taken("first", 3), briefly("brief"))
 	li.do(taken("second", 2), taken("first", 3))
+	li.asOne(allOf(rated("rate", 1), rated("third", 2), rated("rate", 1))...)
+	li.asOne(rated("rate", 1), taken("fifth", 1), listed("list", lifeList, 1), refunded("second"), taken("too much", 7))
 	li.tick = time.Microsecond
 	li.do(append(long, brief...)...)
 	li.tick = 0
@@ -568,6 +629,7 @@ func (li *faultLife) run() {
 	li.look()
 	li.do(taken("third", 2), taken("fourth", 1), rated("rate", 1), listed("long", lifeList, 2), forgotten("list"))
 	li.flush()
+	li.asOne(append(allOf(rated("rate", 1), rated("rate", 100)), forgotten("third"), refunded("third"), refunded("second"), listed("long", lifeList, 1))...)
 	li.do(forgotten("long"), listed("list", lifeList, 1))
 	li.on("Purge", func() error { return li.l.Purge(li.t.Context()) })
 	li.close()

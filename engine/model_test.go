@@ -43,6 +43,43 @@ func (m *model) do(op engine.Op) (want engine.Result) {
 	return want
 }
 
+// carryOut carries out ops, of which some may go together, and returns what a
+// limiter must answer.
+func (m *model) carryOut(ops ...engine.Op) (want []engine.Result) {
+	for len(ops) > 0 {
+		n := 1 + ops[0].With
+		if ops[0].Verb < engine.OpThrottleAll {
+			want = append(want, m.do(ops[0]))
+		} else {
+			next, results := together(m.now, m.keys, ops[:n])
+			m.noteTogether(ops[0].Verb, results)
+			if !maps.Equal(next, m.keys) {
+				m.mark = m.now
+			}
+			m.keys = next
+			want = append(want, results...)
+		}
+		ops = ops[n:]
+	}
+	return want
+}
+
+func (m *model) noteTogether(verb engine.Verb, want []engine.Result) {
+	denied := 0
+	for _, r := range want {
+		if !r.Decision.Allowed {
+			denied++
+		}
+	}
+	switch {
+	case want[0].Err != nil || len(want) == 1:
+	case denied == 0:
+		m.seen[fmt.Sprintf("verb %d passes", verb)]++
+	default:
+		m.seen[fmt.Sprintf("verb %d denies", verb)]++
+	}
+}
+
 // note counts what comes up.
 func (m *model) note(op engine.Op, want engine.Result, before, next *modelKey) {
 	if before.long() && !before.stat(m.now).Exists() && next != before {
@@ -50,6 +87,12 @@ func (m *model) note(op engine.Op, want engine.Result, before, next *modelKey) {
 	}
 	switch {
 	case want.Err != nil:
+	case op.Verb == engine.OpRefund && next != before:
+		m.seen["refund"]++
+	case op.Verb == engine.OpRefundQuota && want.Refund.Replay:
+		m.seen["quota refund replayed"]++
+	case op.Verb == engine.OpRefundQuota && want.Refund.Refunded:
+		m.seen["quota refund"]++
 	case op.Verb == engine.OpTakeQuota && want.Grant.Replay:
 		m.seen["replay"]++
 	case op.Verb == engine.OpTakeQuota && want.Grant.Accepted:
@@ -199,7 +242,28 @@ func (tr *trace) throttle(op *engine.Op, n int, look bool) {
 	}
 	if look {
 		op.Verb = engine.OpProbe
+	} else if tr.rng.IntN(6) == 0 {
+		op.Verb = engine.OpRefund
 	}
+}
+
+// group makes up operations on rates that go together.
+func (tr *trace) group() []engine.Op {
+	ops := make([]engine.Op, 1+tr.rng.IntN(5))
+	verb := engine.OpThrottleAll + engine.Verb(tr.rng.IntN(4))
+	for i := range ops {
+		n := 4*tr.rng.IntN(traceKeys/4) + tr.rng.IntN(2)
+		if tr.rng.IntN(100) == 0 {
+			n = tr.rng.IntN(traceKeys)
+		}
+		ops[i] = engine.Op{Verb: verb, Key: keyOf(n), Rate: traceRates[n%7], N: tr.rng.Int64N(3)}
+		if tr.rng.IntN(40) == 0 {
+			tr.throttle(&ops[i], n, false)
+			ops[i].Verb = verb
+		}
+	}
+	ops[0].With = len(ops) - 1
+	return ops
 }
 
 func (tr *trace) takeQuota(op *engine.Op, n int, look bool) {
@@ -217,6 +281,8 @@ func (tr *trace) takeQuota(op *engine.Op, n int, look bool) {
 		op.N++
 	}
 	switch {
+	case !look && tr.rng.IntN(6) == 0:
+		*op = engine.Op{Verb: engine.OpRefundQuota, Key: op.Key, ID: op.ID}
 	case !look:
 		op.Verb = engine.OpTakeQuota
 	case tr.rng.IntN(2) == 0:
@@ -353,7 +419,7 @@ func checkResult(t *testing.T, op engine.Op, got, want engine.Result) {
 // sameAnswer tells whether two results agree in all but their errors.
 func sameAnswer(a, b engine.Result) bool {
 	return a.Decision == b.Decision && a.Grant == b.Grant && a.Quota == b.Quota &&
-		a.Admission == b.Admission && a.Total == b.Total && a.Stat == b.Stat
+		a.Admission == b.Admission && a.Total == b.Total && a.Stat == b.Stat && a.Refund == b.Refund
 }
 
 // sameError tells whether err is want, wraps it or says the same.
@@ -364,7 +430,7 @@ func sameError(err, want error) bool {
 // looks tells whether an operation changes nothing.
 func looks(v engine.Verb) bool {
 	switch v {
-	case engine.OpProbe, engine.OpProbeQuota, engine.OpQuota, engine.OpPeek, engine.OpWait, engine.OpStat:
+	case engine.OpProbe, engine.OpProbeQuota, engine.OpQuota, engine.OpPeek, engine.OpWait, engine.OpStat, engine.OpProbeAll, engine.OpProbeEach:
 		return true
 	}
 	return false
@@ -381,6 +447,10 @@ func TestModel(t *testing.T) {
 	}
 	for _, name := range []string{
 		"accepted", "replay", "quota denied", "list denied", "long list", "long list replaced",
+		"refund", "quota refund", "quota refund replayed",
+		"verb 13 passes", "verb 14 passes", "verb 15 passes", "verb 16 passes",
+		"verb 13 denies", "verb 14 denies", "verb 15 denies", "verb 16 denies",
+		limit.ErrOutOfRange.Error() + ": the arrival time would pass 2^63-1 ns", limit.ErrRefunded.Error(),
 		engine.ErrWrongKind.Error(), limit.ErrInvalid.Error(), limit.ErrConflict.Error(), limit.ErrPolicyChanged.Error(),
 	} {
 		if seen[name] < 20 {
@@ -442,11 +512,11 @@ func runModel(t *testing.T, d engine.Durability, purging purging, seed uint64, s
 	l := open(t, "store", opts)
 	carryOut := func(ops ...engine.Op) {
 		t.Helper()
+		want := tr.carryOut(ops...)
 		for i, got := range l.Do(ops, nil) {
-			want := tr.do(ops[i])
-			checkResult(t, ops[i], got, want)
-			if want.Err != nil {
-				tr.seen[want.Err.Error()]++
+			checkResult(t, ops[i], got, want[i])
+			if want[i].Err != nil {
+				tr.seen[want[i].Err.Error()]++
 			}
 		}
 	}
@@ -544,19 +614,23 @@ func runModel(t *testing.T, d engine.Durability, purging purging, seed uint64, s
 				t.Fatal(err)
 			}
 		}
-		ops := make([]engine.Op, 1+tr.rng.IntN(4))
-		var some []engine.Op // of those that look
-		for i := range ops {
-			if ops[i] = tr.op(); looks(ops[i].Verb) {
-				some = append(some, ops[i])
+		var ops, some []engine.Op // some of those that look
+		for range 1 + tr.rng.IntN(4) {
+			next := []engine.Op{tr.op()}
+			if tr.rng.IntN(5) == 0 {
+				next = tr.group()
+			}
+			if ops = append(ops, next...); looks(next[0].Verb) {
+				some = append(some, next...)
 			}
 		}
 		do(ops...)
 		if tr.rng.IntN(4) > 0 {
 			continue // to look would have written what is staged
 		}
+		want := tr.carryOut(some...)
 		for i, got := range viewed(t, l, some) {
-			checkResult(t, some[i], got, tr.do(some[i]))
+			checkResult(t, some[i], got, want[i])
 		}
 		key := ops[0].Key
 		if got, err := l.TTL(key); got != tr.stat(string(key)).TTL || err != nil {
@@ -572,9 +646,19 @@ func runModel(t *testing.T, d engine.Durability, purging purging, seed uint64, s
 func viewed(t *testing.T, l *engine.Limiter, ops []engine.Op) (results []engine.Result) {
 	t.Helper()
 	err := l.View(func(v *engine.View) error {
-		for _, op := range ops {
+		for i, op := range ops {
 			var r engine.Result
 			switch op.Verb {
+			case engine.OpProbeAll, engine.OpProbeEach:
+				if len(results) > i {
+					continue // it went together with one before
+				}
+				probe := v.ProbeAll
+				if op.Verb == engine.OpProbeEach {
+					probe = v.ProbeEach
+				}
+				results = append(results, resultsOf(probe, ops[i:i+1+op.With])...)
+				continue
 			case engine.OpProbe:
 				r.Decision, r.Err = v.Probe(op.Key, op.Rate, op.N)
 			case engine.OpProbeQuota:
@@ -594,6 +678,22 @@ func viewed(t *testing.T, l *engine.Limiter, ops []engine.Op) (results []engine.
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	return results
+}
+
+// resultsOf returns what call answers to ops, which go together.
+func resultsOf(call func(...engine.Charge) (limit.Decisions, error), ops []engine.Op) []engine.Result {
+	charges := make([]engine.Charge, len(ops))
+	for i, op := range ops {
+		charges[i] = engine.Charge{Key: op.Key, Rate: op.Rate, N: op.N}
+	}
+	decisions, err := call(charges...)
+	results := make([]engine.Result, len(ops))
+	for i := range results {
+		if results[i].Err = err; err == nil {
+			results[i].Decision = decisions[i]
+		}
 	}
 	return results
 }

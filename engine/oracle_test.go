@@ -2,6 +2,8 @@ package engine_test
 
 import (
 	"errors"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -21,14 +23,16 @@ type modelKey struct {
 	gcra limit.GCRAState
 
 	quota    limit.Quota
-	accepted []modelRequest
+	requests []modelRequest
 
 	stamps []int64
 }
 
+// modelRequest is a request that was accepted, or that it was refunded.
 type modelRequest struct {
-	id   string
-	cost int64
+	id     string
+	cost   int64
+	refund bool
 }
 
 // do returns what op makes of k at now, which is k itself if it changes
@@ -43,13 +47,17 @@ func (k *modelKey) do(now int64, op engine.Op) (next *modelKey, want engine.Resu
 	switch op.Verb {
 	case engine.OpThrottle, engine.OpProbe:
 		want.Decision, want.Err = held.throttle(now, op, change)
+	case engine.OpRefund:
+		want.Decision, want.Err = held.refund(now, op, change)
 	case engine.OpTakeQuota, engine.OpProbeQuota:
 		want.Grant, want.Err = held.takeQuota(now, op, change)
+	case engine.OpRefundQuota:
+		want.Refund, want.Err = held.refundQuota(now, op, change)
 	case engine.OpQuota:
 		switch held.kind {
 		case limit.KindNone:
 		case limit.KindQuota:
-			want.Quota = engine.QuotaUsage{Quota: held.quota, Used: held.used(), ResetAfter: time.Duration(held.deadline - now)}
+			want.Quota = engine.QuotaUsage{Quota: held.quota, Used: held.spent(), ResetAfter: time.Duration(held.deadline - now)}
 		default:
 			want.Err = engine.ErrWrongKind
 		}
@@ -81,17 +89,152 @@ func (k *modelKey) throttle(now int64, op engine.Op, change func(*modelKey)) (li
 	return d, nil
 }
 
-func (k *modelKey) used() (n int64) {
-	for _, r := range k.accepted {
-		n += r.cost
+func (k *modelKey) refund(now int64, op engine.Op, change func(*modelKey)) (limit.Decision, error) {
+	next, d, err := k.gcra.Refund(now, op.Rate, op.N)
+	switch {
+	case err != nil:
+		return d, err
+	case k.kind != limit.KindNone && k.kind != limit.KindGCRA:
+		return limit.Decision{}, engine.ErrWrongKind
+	case next == k.gcra:
+	case next == limit.GCRAState{}:
+		change(nil)
+	default:
+		change(&modelKey{kind: limit.KindGCRA, deadline: next.Deadline, gcra: next})
 	}
-	return n
+	return d, nil
 }
 
+// together returns what ops, which are carried out together at now, make of keys,
+// and what a limiter must answer. It leaves keys as they are.
+func together(now int64, keys map[string]*modelKey, ops []engine.Op) (next map[string]*modelKey, want []engine.Result) {
+	want = make([]engine.Result, len(ops))
+	fail := func(err error) (map[string]*modelKey, []engine.Result) {
+		for i := range want {
+			want[i] = engine.Result{Err: err}
+		}
+		return keys, want
+	}
+	for _, op := range ops {
+		if op.N < 0 || op.Rate.Validate() != nil {
+			return fail(limit.ErrInvalid)
+		}
+	}
+	for _, op := range ops {
+		if kind := keys[string(op.Key)].stat(now).Kind; kind != limit.KindNone && kind != limit.KindGCRA {
+			return fail(engine.ErrWrongKind)
+		}
+	}
+	verb := ops[0].Verb
+	all := verb == engine.OpThrottleAll || verb == engine.OpProbeAll
+	if all {
+		denied, err := deniedTogether(now, keys, ops, want)
+		switch {
+		case denied:
+			return keys, want
+		case err != nil:
+			return fail(err)
+		}
+	}
+	// What may pass as a whole passes one by one.
+	next = maps.Clone(keys)
+	for i, op := range ops {
+		op.Verb = engine.OpThrottle
+		before := next[string(op.Key)]
+		var after *modelKey
+		if after, want[i] = before.do(now, op); want[i].Err != nil {
+			return fail(want[i].Err)
+		}
+		if after != before {
+			next[string(op.Key)] = after
+		}
+	}
+	if looks(verb) {
+		next = keys
+	}
+	return next, want
+}
+
+// deniedTogether tells whether some of ops, of which all are to pass or none,
+// can't, and what is answered then. The error is that of one that may pass and
+// can't be charged.
+func deniedTogether(now int64, keys map[string]*modelKey, ops []engine.Op, want []engine.Result) (denied bool, err error) {
+	// A key that is charged whether it may pass or not is one under a limit of 2^63-1
+	// events. At a nanosecond each or more they take longer than there is time.
+	charge := func(s limit.GCRAState, op engine.Op) (limit.GCRAState, error) {
+		op.Rate.Burst = math.MaxInt64 - 1
+		s, d, err := s.Take(now, op.Rate, op.N)
+		if err == nil && op.N > 0 && !d.Allowed {
+			err = limit.ErrOutOfRange
+		}
+		return s, err
+	}
+	for i, op := range ops {
+		var held, fresh limit.GCRAState // as the rows before have left them
+		if key := keys[string(op.Key)]; key.stat(now).Exists() {
+			held = key.gcra
+		}
+		_, look, _ := held.Take(now, op.Rate, 0)
+		over := false
+		for _, before := range ops[:i] {
+			if string(before.Key) != string(op.Key) || over {
+				continue
+			}
+			var failed error
+			held, failed = charge(held, before)
+			fresh, _ = charge(fresh, before)
+			over = failed != nil
+		}
+		_, d, failed := held.Take(now, op.Rate, op.N)
+		switch _, alone, alonefailed := fresh.Take(now, op.Rate, op.N); {
+		case over:
+			d = limit.Decision{RetryAfter: limit.Never}
+		case failed != nil:
+			d, err = limit.Decision{Allowed: true}, failed
+		case !d.Allowed && alonefailed == nil && !alone.Allowed:
+			d.RetryAfter = limit.Never
+		}
+		d.Limit, d.Remaining, d.ResetAfter = look.Limit, look.Remaining, look.ResetAfter
+		want[i] = engine.Result{Decision: d}
+		denied = denied || !d.Allowed
+	}
+	return denied, err
+}
+
+// spent returns what has been spent of a quota.
+func (k *modelKey) spent() int64 {
+	used, _, _ := k.find("")
+	return used
+}
+
+// find returns what has been spent of a quota, and what had been by the last of
+// what it knows of id, which it returns as well; the zero value if it knows none.
+func (k *modelKey) find(id string) (used, then int64, last modelRequest) {
+	for _, r := range k.requests {
+		if r.refund {
+			used -= r.cost
+		} else {
+			used += r.cost
+		}
+		if r.id == id {
+			then, last = used, r
+		}
+	}
+	return used, then, last
+}
+
+// with returns k with a request more.
+func (k *modelKey) with(r modelRequest) *modelKey {
+	next := *k
+	next.requests = append(slices.Clip(k.requests), r)
+	return &next
+}
+
+func modelID(id string) bool { return id != "" && len(id) <= 64 && !strings.Contains(id, " ") }
+
 func (k *modelKey) takeQuota(now int64, op engine.Op, change func(*modelKey)) (limit.Grant, error) {
-	valid := op.ID != "" && len(op.ID) <= 64 && !strings.Contains(op.ID, " ")
 	q := op.Quota
-	if !valid || q.Limit < 1 || q.Limit > 10_000 || q.Window < 1 || q.Window > 24*time.Hour || op.N < 1 || op.N > q.Limit {
+	if !modelID(op.ID) || q.Limit < 1 || q.Limit > 10_000 || q.Window < 1 || q.Window > 24*time.Hour || op.N < 1 || op.N > q.Limit {
 		return limit.Grant{}, limit.ErrInvalid
 	}
 	switch {
@@ -103,28 +246,46 @@ func (k *modelKey) takeQuota(now int64, op engine.Op, change func(*modelKey)) (l
 		return limit.Grant{}, limit.ErrPolicyChanged
 	}
 	g := limit.Grant{Limit: q.Limit, ResetAfter: time.Duration(k.deadline - now)}
-	for _, r := range k.accepted {
-		g.Used += r.cost
-		if r.id != op.ID {
-			continue
+	used, then, last := k.find(op.ID)
+	switch {
+	case last.refund:
+		return limit.Grant{}, limit.ErrRefunded
+	case last.cost == op.N:
+		g.Accepted, g.Replay, g.Used = true, true, then
+	case last.cost != 0:
+		return limit.Grant{}, limit.ErrConflict
+	case used+op.N > q.Limit:
+		g.Used = used
+	default:
+		g.Accepted, g.Used = true, used+op.N
+		if op.Verb == engine.OpTakeQuota {
+			change(k.with(modelRequest{id: op.ID, cost: op.N}))
 		}
-		if r.cost != op.N {
-			return limit.Grant{}, limit.ErrConflict
-		}
-		g.Accepted, g.Replay = true, true
-		return g, nil
-	}
-	if g.Used+op.N > q.Limit {
-		return g, nil
-	}
-	g.Accepted = true
-	g.Used += op.N
-	if op.Verb == engine.OpTakeQuota {
-		next := *k
-		next.accepted = append(slices.Clip(k.accepted), modelRequest{op.ID, op.N})
-		change(&next)
 	}
 	return g, nil
+}
+
+func (k *modelKey) refundQuota(now int64, op engine.Op, change func(*modelKey)) (limit.Refund, error) {
+	switch {
+	case !modelID(op.ID):
+		return limit.Refund{}, limit.ErrInvalid
+	case k.kind == limit.KindNone:
+		return limit.Refund{}, nil
+	case k.kind != limit.KindQuota:
+		return limit.Refund{}, engine.ErrWrongKind
+	}
+	used, then, last := k.find(op.ID)
+	r := limit.Refund{Cost: last.cost, Limit: k.quota.Limit, ResetAfter: time.Duration(k.deadline - now)}
+	switch {
+	case last.cost == 0:
+		r.Used = used
+	case last.refund:
+		r.Refunded, r.Replay, r.Used = true, true, then
+	default:
+		r.Refunded, r.Used = true, used-last.cost
+		change(k.with(modelRequest{id: op.ID, cost: last.cost, refund: true}))
+	}
+	return r, nil
 }
 
 func (k *modelKey) roll(now int64, op engine.Op, change func(*modelKey)) (want engine.Result) {
@@ -204,5 +365,5 @@ func (k *modelKey) equal(o *modelKey) bool {
 		return k == o
 	}
 	return k.kind == o.kind && k.deadline == o.deadline && k.gcra == o.gcra && k.quota == o.quota &&
-		slices.Equal(k.accepted, o.accepted) && slices.Equal(k.stamps, o.stamps)
+		slices.Equal(k.requests, o.requests) && slices.Equal(k.stamps, o.stamps)
 }

@@ -34,6 +34,7 @@ type way int
 const (
 	byItself    way = iota
 	amongAll        // a ResetAll, whose answer says nothing
+	denied          // one of several of which none was charged
 	checkpoints     // the key as it is goes into a checkpoint
 	restores        // the key becomes what it was in the checkpoint
 )
@@ -56,10 +57,15 @@ var keyModel = (&porcupine.NondeterministicModel{
 			return []any{keyState{s.saved, s.saved}}
 		}
 		next, want := s.held.do(in.now, in.op)
+		if in.way == denied && want.Err != engine.ErrWrongKind {
+			rows := []engine.Result{want}
+			_, _ = deniedTogether(in.now, map[string]*modelKey{string(in.op.Key): s.held}, []engine.Op{in.op}, rows)
+			want = rows[0]
+		}
 		after := keyState{next, s.saved}
 		if got, answered := output.(engine.Result); !answered {
 			return []any{s, after}
-		} else if in.way == byItself && !(sameAnswer(got, want) && sameError(got.Err, want.Err)) {
+		} else if in.way != amongAll && !(sameAnswer(got, want) && sameError(got.Err, want.Err)) {
 			return nil
 		}
 		return []any{after}
@@ -80,8 +86,10 @@ var keyModel = (&porcupine.NondeterministicModel{
 		}
 		said := fmt.Sprintf("%v at %d", c.op.Verb, c.now-epoch.UnixNano())
 		switch c.op.Verb {
-		case engine.OpThrottle, engine.OpProbe:
+		case engine.OpThrottle, engine.OpProbe, engine.OpRefund:
 			said += fmt.Sprintf(" of %d under %v", c.op.N, c.op.Rate)
+		case engine.OpRefundQuota:
+			said += fmt.Sprintf(" of %q", c.op.ID)
 		case engine.OpTakeQuota, engine.OpProbeQuota:
 			said += fmt.Sprintf(" of %d for %q under %v", c.op.N, c.op.ID, c.op.Quota)
 		case engine.OpAllow, engine.OpIncrement, engine.OpPeek, engine.OpWait:
@@ -100,10 +108,12 @@ func answer(v engine.Verb, r engine.Result) string {
 	switch {
 	case r.Err != nil:
 		return r.Err.Error()
-	case v == engine.OpThrottle || v == engine.OpProbe:
+	case v == engine.OpThrottle || v == engine.OpProbe || v == engine.OpRefund:
 		return fmt.Sprintf("%+v", r.Decision)
 	case v == engine.OpTakeQuota || v == engine.OpProbeQuota:
 		return fmt.Sprintf("%+v", r.Grant)
+	case v == engine.OpRefundQuota:
+		return fmt.Sprintf("%+v", r.Refund)
 	case v == engine.OpQuota:
 		return fmt.Sprintf("%+v", r.Quota)
 	case v == engine.OpIncrement:
@@ -355,6 +365,8 @@ func charges(op engine.Op, r engine.Result) bool {
 		return r.Decision.Allowed && op.N > 0
 	case op.Verb == engine.OpTakeQuota:
 		return r.Grant.Accepted && !r.Grant.Replay
+	case op.Verb == engine.OpRefundQuota:
+		return r.Refund.Refunded && !r.Refund.Replay
 	case op.Verb == engine.OpAllow:
 		return r.Admission.Allowed
 	}
@@ -377,6 +389,56 @@ func (li *life) do(c *client, ops ...engine.Op) {
 	li.during(c, func(note func(invocation, engine.Result)) {
 		for i, r := range li.l.Do(ops, nil) {
 			note(invocation{op: ops[i]}, r)
+		}
+	})
+}
+
+// doTogether carries out ops, which go together, by themselves or in a
+// transaction, and takes down what that says of single keys. What it says of all
+// of them at once (that they are charged or not as a whole) a checker that has one
+// key after the other can't tell.
+//
+// A row of those that are decided each by itself is an operation on its key. So is
+// a row of those that all pass. Where some deny, none is charged: each is judged as
+// if it were, and shows what its key has left as it is. Rows that only look, or
+// that nothing was charged for, are judged on those before them on the same key,
+// so of each key just the first says something by itself. An error may be that of
+// another key, and has changed nothing.
+func (li *life) doTogether(c *client, ops []engine.Op) {
+	verb := ops[0].Verb
+	carryOut := func() []engine.Result { return li.l.Do(ops, nil) }
+	if c.trace.rng.IntN(2) == 0 {
+		carryOut = func() (results []engine.Result) {
+			err := li.l.Update(func(tx *engine.Tx) error {
+				results = tx.Do(ops, nil)
+				return nil
+			})
+			if err != nil {
+				li.fail("Update: %v", err)
+			}
+			return results
+		}
+	}
+	li.during(c, func(note func(invocation, engine.Result)) {
+		results := carryOut()
+		way, single := byItself, engine.OpThrottle
+		for _, r := range results {
+			switch {
+			case r.Err != nil:
+				return
+			case !r.Decision.Allowed && (verb == engine.OpThrottleAll || verb == engine.OpProbeAll):
+				way, single = denied, engine.OpProbe
+			}
+		}
+		if looks(verb) {
+			single = engine.OpProbe
+		}
+		seen := map[string]bool{}
+		for i, op := range ops {
+			if single == engine.OpThrottle || !seen[string(op.Key)] {
+				note(invocation{op: engine.Op{Verb: single, Key: op.Key, Rate: op.Rate, N: op.N}, way: way}, results[i])
+			}
+			seen[string(op.Key)] = true
 		}
 	})
 }
@@ -437,7 +499,9 @@ func (li *life) call(c *client) {
 			li.view(c)
 		case 7, 8, 9, 10:
 			li.move(time.Duration(rng.Int64N(int64(time.Second) >> rng.IntN(20))))
-		case 11, 12:
+		case 11, 12, 13, 14:
+			li.doTogether(c, c.trace.group())
+		case 15, 16:
 			if c.hint > 0 && c.hint < time.Minute {
 				li.move(c.hint - time.Duration(rng.Int64N(2)))
 			}

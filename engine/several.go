@@ -195,7 +195,7 @@ func (l *Limiter) changeTogether(g *group, now int64, verb Verb, rs []Result) er
 	err := g.decide(verb, now, rs)
 	for i := range g.turns {
 		t := &g.turns[i]
-		if next := g.states[i]; err == nil && next != t.state.GCRA {
+		if next := g.states[i]; err == nil && !verb.looks() && next != t.state.GCRA {
 			t.sh.cache.keep(t.entry, l.rounds.applied.Load())
 			l.put(t, limit.State{Kind: limit.KindGCRA, GCRA: next})
 		}

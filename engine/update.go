@@ -128,6 +128,8 @@ func (l *Limiter) update(fn func(*Tx) error) (round uint64, err error) {
 		b = l.db.NewBatch()
 	}
 	r.sync = r.sync || always
+	sh := &l.shards[0] // a row, too, may tell of this instant
+	sh.mark = max(sh.mark, tx.now)
 	mark := l.cut(b, true)
 	locked = false
 	l.apply(r, mark)
@@ -230,10 +232,9 @@ func (tx *Tx) Do(ops []Op, dst []Result) []Result {
 		err := tx.step(ops[i:i+n], dst[at:])
 		for j := range dst[at:] {
 			dst[at+j].Err = err
-			// What rests on the transaction alone has no round yet.
-			if round := dst[at+j].round; round < tx.l.rounds.open.seq {
-				tx.round = max(tx.round, round)
-			}
+			// What rests on the transaction itself has no round yet, and if it is
+			// aborted never will. It rests on what was there before.
+			tx.round = max(tx.round, min(dst[at+j].round, tx.l.rounds.open.seq-1))
 		}
 		i += n
 	}

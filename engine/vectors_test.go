@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strconv"
@@ -22,11 +23,13 @@ func TestVectors(t *testing.T) {
 		{"throttle.tsv", limittest.Throttle()},
 		{"quota.tsv", limittest.Quota()},
 		{"rolling.tsv", limittest.Rolling()},
+		{"several.tsv", limittest.Several()},
 	} {
 		for _, g := range file.groups {
 			t.Run(file.name+"/"+g.Name, func(t *testing.T) {
 				t.Run("calls", func(t *testing.T) { runVectors(t, file.name, g, false, call) })
 				t.Run("pipelines", func(t *testing.T) { runVectors(t, file.name, g, false, (*engine.Limiter).Do) })
+				t.Run("transactions", func(t *testing.T) { runVectors(t, file.name, g, false, inTransaction) })
 				t.Run("reopened", func(t *testing.T) { runVectors(t, file.name, g, true, call) })
 			})
 		}
@@ -48,13 +51,15 @@ func runVectors(t *testing.T, file string, g limittest.Group, restless bool,
 		clock.Set(epoch.Add(steps[0].At))
 		var ops []engine.Op
 		for _, s := range steps[:n] {
-			ops = append(ops, opOf(t, s.Command))
+			ops = append(ops, opsOf(t, s.Command)...)
 		}
-		for i, r := range carryOut(l, ops, nil) {
-			s := steps[i]
-			if got, code := reply(t, ops[i].Verb, r); !slices.Equal(got, s.Want) || code != s.Err {
+		results := carryOut(l, ops, nil)
+		for _, s := range steps[:n] {
+			together := 1 + ops[0].With
+			if got, code := reply(t, ops[0].Verb, results[:together]); !slices.Equal(got, s.Want) || code != s.Err {
 				t.Errorf("%s:%d: at %v: %v = %v %s, want %v %s", file, s.Line, s.At, s.Command, got, code, s.Want, s.Err)
 			}
+			ops, results = ops[together:], results[together:]
 		}
 		steps = steps[n:]
 		if restless {
@@ -66,9 +71,23 @@ func runVectors(t *testing.T, file string, g limittest.Group, restless bool,
 
 // call carries out ops by the methods for single calls.
 func call(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Result {
-	for _, op := range ops {
+	together := map[engine.Verb]func(...engine.Charge) (limit.Decisions, error){
+		engine.OpThrottleAll: l.ThrottleAll, engine.OpThrottleEach: l.ThrottleEach,
+		engine.OpProbeAll: l.ProbeAll, engine.OpProbeEach: l.ProbeEach,
+	}
+	for i := 0; i < len(ops); i++ {
+		op := ops[i]
+		if call := together[op.Verb]; call != nil {
+			dst = append(dst, resultsOf(call, ops[i:i+1+op.With])...)
+			i += op.With
+			continue
+		}
 		var r engine.Result
 		switch op.Verb {
+		case engine.OpRefund:
+			r.Decision, r.Err = l.Refund(op.Key, op.Rate, op.N)
+		case engine.OpRefundQuota:
+			r.Refund, r.Err = l.RefundQuota(op.Key, op.ID)
 		case engine.OpThrottle:
 			r.Decision, r.Err = l.Throttle(op.Key, op.Rate, op.N)
 		case engine.OpProbe:
@@ -102,19 +121,56 @@ func call(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Resu
 	return dst
 }
 
+// inTransaction carries out ops in a transaction.
+func inTransaction(l *engine.Limiter, ops []engine.Op, dst []engine.Result) []engine.Result {
+	n := len(dst)
+	err := l.Update(func(tx *engine.Tx) error {
+		dst = tx.Do(ops, dst)
+		return nil
+	})
+	for i := range dst[n:] {
+		dst[n+i].Err = cmp.Or(dst[n+i].Err, err)
+	}
+	return dst
+}
+
+// opsOf returns the operations that a command of the vectors means, which go
+// together.
+func opsOf(t *testing.T, command []string) []engine.Op {
+	verb, ok := map[string]engine.Verb{
+		"CL.MTHROTTLE ALL":  engine.OpThrottleAll,
+		"CL.MTHROTTLE EACH": engine.OpThrottleEach,
+		"CL.MPROBE ALL":     engine.OpProbeAll,
+		"CL.MPROBE EACH":    engine.OpProbeEach,
+	}[command[0]+" "+command[1]]
+	if !ok {
+		return []engine.Op{opOf(t, command)}
+	}
+	var ops []engine.Op
+	for row := range slices.Chunk(command[3:], 5) {
+		op := opOf(t, append([]string{"CL.THROTTLE"}, row...))
+		op.Verb = verb
+		ops = append(ops, op)
+	}
+	ops[0].With = len(ops) - 1
+	return ops
+}
+
 // opOf returns the operation that a command of the vectors means.
 func opOf(t *testing.T, command []string) engine.Op {
 	verb, ok := map[string]engine.Verb{
-		"EXISTS":      engine.OpStat,
-		"DEL":         engine.OpReset,
-		"CL.THROTTLE": engine.OpThrottle,
-		"CL.PROBE":    engine.OpProbe,
-		"QUOTA.TAKE":  engine.OpTakeQuota,
-		"QUOTA.PROBE": engine.OpProbeQuota,
-		"ROLL.ALLOW":  engine.OpAllow,
-		"ROLL.INCR":   engine.OpIncrement,
-		"ROLL.PEEK":   engine.OpPeek,
-		"ROLL.WAIT":   engine.OpWait,
+		"EXISTS":       engine.OpStat,
+		"DEL":          engine.OpReset,
+		"CL.THROTTLE":  engine.OpThrottle,
+		"CL.PROBE":     engine.OpProbe,
+		"CL.REFUND":    engine.OpRefund,
+		"QUOTA.REFUND": engine.OpRefundQuota,
+		"QUOTA.TAKE":   engine.OpTakeQuota,
+		"QUOTA.PROBE":  engine.OpProbeQuota,
+		"ROLL.ALLOW":   engine.OpAllow,
+		"ROLL.INCR":    engine.OpIncrement,
+		"ROLL.PEEK":    engine.OpPeek,
+		"ROLL.WAIT":    engine.OpWait,
 	}[command[0]]
 	if !ok {
 		t.Fatalf("unknown command %v", command)
@@ -122,10 +178,12 @@ func opOf(t *testing.T, command []string) engine.Op {
 	op := engine.Op{Verb: verb, Key: []byte(command[1])}
 	args := command[2:]
 	switch verb {
-	case engine.OpThrottle, engine.OpProbe:
+	case engine.OpThrottle, engine.OpProbe, engine.OpRefund:
 		n := integers(t, args, 0, 0, 0, 1)
 		op.Rate = limit.Rate{Burst: n[0], Count: n[1], Period: time.Duration(n[2]) * time.Second}
 		op.N = n[3]
+	case engine.OpRefundQuota:
+		op.ID = args[0]
 	case engine.OpTakeQuota, engine.OpProbeQuota:
 		n := integers(t, args[1:], 0, 0, 0)
 		op.ID, op.N = args[0], n[0]
@@ -152,9 +210,10 @@ func integers(t *testing.T, args []string, n ...int64) []int64 {
 	return n
 }
 
-// reply returns r as the integers that the command of verb replies, or the code
+// reply returns rs as the integers that the command of verb replies, or the code
 // of its error.
-func reply(t *testing.T, verb engine.Verb, r engine.Result) (n []int64, code string) {
+func reply(t *testing.T, verb engine.Verb, rs []engine.Result) (n []int64, code string) {
+	r := rs[0]
 	switch {
 	case errors.Is(r.Err, limit.ErrConflict):
 		return nil, "CONFLICT"
@@ -164,12 +223,17 @@ func reply(t *testing.T, verb engine.Verb, r engine.Result) (n []int64, code str
 		t.Fatal(r.Err)
 	}
 	switch verb {
-	case engine.OpThrottle, engine.OpProbe:
-		d, retry := r.Decision, int64(-1)
-		if !d.Allowed && d.RetryAfter != limit.Never {
-			retry = ceil(d.RetryAfter, time.Second)
+	case engine.OpThrottle, engine.OpProbe, engine.OpRefund:
+		return row(r.Decision), ""
+	case engine.OpThrottleAll, engine.OpThrottleEach, engine.OpProbeAll, engine.OpProbeEach:
+		var ds limit.Decisions
+		for _, r := range rs {
+			ds = append(ds, r.Decision)
+			n = append(n, row(r.Decision)...)
 		}
-		return []int64{boolean(!d.Allowed), d.Limit, d.Remaining, retry, ceil(d.ResetAfter, time.Second)}, ""
+		return append([]int64{int64(ds.Denied()), retryAfter(ds.Denied() > 0, ds.RetryAfter())}, n...), ""
+	case engine.OpRefundQuota:
+		return []int64{boolean(r.Refund.Refunded), r.Refund.Used, boolean(r.Refund.Replay)}, ""
 	case engine.OpTakeQuota, engine.OpProbeQuota:
 		return []int64{boolean(r.Grant.Accepted), r.Grant.Used, boolean(r.Grant.Replay)}, ""
 	case engine.OpAllow:
@@ -183,6 +247,17 @@ func reply(t *testing.T, verb engine.Verb, r engine.Result) (n []int64, code str
 		return []int64{waitOf(r.Admission)}, ""
 	}
 	return []int64{boolean(r.Stat.Exists())}, ""
+}
+
+func row(d limit.Decision) []int64 {
+	return []int64{boolean(!d.Allowed), d.Limit, d.Remaining, retryAfter(!d.Allowed, d.RetryAfter), ceil(d.ResetAfter, time.Second)}
+}
+
+func retryAfter(denied bool, d time.Duration) int64 {
+	if !denied || d == limit.Never {
+		return -1
+	}
+	return ceil(d, time.Second)
 }
 
 func waitOf(a limit.Admission) int64 {
