@@ -10,6 +10,9 @@ import (
 // them to key if so. An n of 0 looks only. A denial is not an error: it has
 // changed nothing.
 //
+// A key is one balance, whatever rates it is asked under. The rate may change from
+// call to call, as a policy does; two limits of one user need two keys.
+//
 // Under the durability Always it returns when a charge is on disk. An error
 // that wraps ErrStorage leaves open whether it is; any other means that
 // nothing was charged. Errors: ErrInvalidKey, ErrWrongKind, ErrClosed,

@@ -114,9 +114,9 @@ func (l *Limiter) start(mark codec.Mark) error {
 }
 
 // Close waits for the calls under way, syncs what they have changed, whatever
-// the durability, and closes the store. Calls that come later return
-// ErrClosed, a second Close too. When the storage has failed Close returns
-// the failure.
+// the durability, and closes the store, if Open has opened it. Calls that come
+// later return ErrClosed, a second Close too. When the storage has failed Close
+// returns the failure.
 func (l *Limiter) Close() error {
 	underWay, first := l.calls.close()
 	if !first {

@@ -108,9 +108,9 @@ type Options struct {
 	PurgeConfirm time.Duration
 
 	// Prefix is what all keys of a limiter in the store of an application begin
-	// with, 1 to MaxPrefixLen bytes; the first byte that differs keeps it apart
-	// from all else, so it had best end in a byte that names do not have. It is for
-	// New, which requires it.
+	// with, 1 to MaxPrefixLen bytes. No key of the application's may begin with
+	// it, so it had best end in a byte that these do not have there, like a slash.
+	// It is for New, which requires it.
 	Prefix []byte
 
 	// Events has the purge follow what Pebble does in the store of an application.
@@ -120,8 +120,9 @@ type Options struct {
 	// Now is the wall clock. The default is time.Now together with the
 	// system's monotonic clock: see the package comment. One that is set here
 	// is read for every operation and may be stepped at will; going back, it
-	// is taken to stand still, as it is after the year 2200. It must be safe for
-	// concurrent use.
+	// is taken to stand still, as it is after the year 2200, and as long as it is
+	// behind the newest time that the store has seen. So a test had best have a
+	// store of its own. It must be safe for concurrent use.
 	Now func() time.Time
 
 	// Logger is told what an operator should know. The default discards.

@@ -18,6 +18,9 @@ import (
 // it answers what it answered then, and spends nothing. So a caller that does
 // not know what came of a request sends it again.
 //
+// q.Limit is at most Options.QuotaMaxLimit, and q.Window Options.QuotaMaxWindow: by
+// default 10,000 and 24 hours.
+//
 // An id is 1 to 64 of A-Z a-z 0-9 _ and -, and belongs to its key. Durability
 // and errors are as with Throttle, and limit.ErrConflict for an id that was
 // accepted at another cost, limit.ErrPolicyChanged for another limit or window

@@ -11,8 +11,8 @@ import (
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
-// Allow records an event in key's rolling list if w has room for it. Durability
-// and errors are as with Throttle.
+// Allow records an event in key's rolling list if w has room for it; the rate of a
+// key is charged by Throttle. Durability and errors are as with Throttle.
 func (l *Limiter) Allow(key []byte, w limit.Rolling) (limit.Admission, error) {
 	result := l.do(Op{Verb: OpAllow, Key: key, Rolling: w})
 	return result.Admission, result.Err
@@ -20,8 +20,8 @@ func (l *Limiter) Allow(key []byte, w limit.Rolling) (limit.Admission, error) {
 
 // Increment records as many of n events (0..limit.MaxLimit) in key's rolling
 // list as w has room for. The total that it returns is the number of live
-// events as if all had been recorded, but at most one more than fit; so all
-// were recorded if it is at most w.Limit.
+// events if all were recorded, and one more than fit if not: so all were if it is
+// at most w.Limit.
 func (l *Limiter) Increment(key []byte, w limit.Rolling, n int64) (total int64, err error) {
 	result := l.do(Op{Verb: OpIncrement, Key: key, Rolling: w, N: n})
 	return result.Total, result.Err

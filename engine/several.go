@@ -18,11 +18,15 @@ type Charge struct {
 }
 
 // ThrottleAll charges all of 1 to MaxTogether charges if all of them may pass,
-// and none of them if not. A key that is named more than once is judged, each
-// time, on all that the charges up to there ask of it. The decisions are in the
-// order of the charges. Where all pass they are those of Throttle; where some
-// deny, Remaining and ResetAfter are those of keys that nothing was charged to,
-// and after RetryAfter of the decisions all would pass, if nobody else came.
+// and none of them if not. The decisions are in the order of the charges. Where all
+// pass they are those of Throttle. Where some deny, Remaining and ResetAfter tell
+// how the keys were and are, and after the RetryAfter of limit.Decisions all would
+// pass, if nobody else came.
+//
+// Each limit needs a key of its own. What may happen ten times a minute and a
+// hundred times a day has two, such as user:42/minute and user:42/day: a key is one
+// balance, whatever rates it is asked under. A key that is named more than once is
+// judged, each time, on all that the charges up to there ask of it.
 //
 // All is one change at one instant, on disk as a whole or not at all. Durability
 // and errors are as with Throttle; whatever is wrong with one charge, nothing is
@@ -108,15 +112,18 @@ func (l *Limiter) stepTogether(ops []Op, rs []Result) error {
 
 // checkTogether returns what is wrong with the arguments of ops.
 func (l *Limiter) checkTogether(ops []Op) error {
-	if n := ops[0].With; n != len(ops)-1 || n >= MaxTogether {
-		return fmt.Errorf("%w: %d operations together are outside 1..%d, or not all there", limit.ErrInvalid, n+1, MaxTogether)
+	switch with := ops[0].With; {
+	case with < 0 || with >= MaxTogether:
+		return fmt.Errorf("%w: %d charges together, want 1..%d", limit.ErrInvalid, with+1, MaxTogether)
+	case with > len(ops)-1:
+		return fmt.Errorf("%w: %d operations to go with the first, of which there are %d", limit.ErrInvalid, with, len(ops)-1)
 	}
 	for i := range ops {
 		if ops[i].Verb != ops[0].Verb {
 			return fmt.Errorf("%w: verbs %d and %d together", limit.ErrInvalid, ops[0].Verb, ops[i].Verb)
 		}
 		if err := l.check(&ops[i]); err != nil {
-			return err
+			return fmt.Errorf("%w: charge %d of %d", err, i+1, len(ops))
 		}
 	}
 	return nil

@@ -17,9 +17,9 @@ var (
 	// a key that is a limiter's. Nothing was written.
 	ErrReservedKey = errors.New("engine: key belongs to a limiter")
 
-	// ErrTxTooLarge is returned by Update, and by what is asked of its
-	// transaction, if that has come to more than MaxTxOps decisions or its batch
-	// to more than MaxTxBatch bytes. Nothing was written.
+	// ErrTxTooLarge is returned by Update, and by the methods of its transaction,
+	// once that has come to more than MaxTxOps decisions or its batch to more than
+	// MaxTxBatch bytes. Nothing was written.
 	ErrTxTooLarge = errors.New("engine: transaction is too large")
 
 	// ErrTxOver is returned by a transaction after its function has returned.
@@ -36,6 +36,9 @@ const (
 	MaxTxBatch = 1 << 30 // bytes of the application's batch
 )
 
+// slowUpdate is how long the function of an Update may run before the logger is told.
+const slowUpdate = 10 * time.Second
+
 // A Tx is a transaction: what its methods decide, and what is put into its batch,
 // is written as a whole or not at all. It is valid during the call of its function
 // only, and for one goroutine.
@@ -43,6 +46,10 @@ const (
 // Its methods are those of Limiter of the same names, at one instant, and see
 // what was decided before them. None of them waits for the disk. An error of
 // theirs has changed nothing, and does not end the transaction.
+//
+// The function must call the methods of the Tx and none of the Limiter: nearly all
+// of these, Metrics and Close among them, wait for the function to end, and would
+// do so for ever. So would two limiters whose functions call each other.
 type Tx struct {
 	l     *Limiter
 	now   int64
@@ -66,10 +73,15 @@ type Tx struct {
 //		return tx.Batch().Set(orderKey, order, nil)
 //	})
 //
-// While fn runs no other call of the limiter goes on, so fn must be quick, and must
-// not call the limiter, which would wait for fn for ever. No other transaction
-// comes between what fn reads in the store and what it writes there; but what the
-// application writes outside of Update can.
+// While fn runs no other call of the limiter goes on, so fn must be quick.
+//
+// Fn must not call the limiter, which would wait for fn for ever: see Tx. The logger
+// is warned of one that runs for ten seconds.
+//
+// No other transaction of the limiter comes between what fn reads in the store and
+// what it writes there; but what the application writes outside of Update can. A
+// request of a quota that was accepted before is answered as it was then, with
+// Replay, and what fn wrote with it is there.
 //
 // Errors: what fn returns, ErrReservedKey, ErrTxTooLarge, ErrTxCommitted, ErrClosed
 // and ErrStorage, with which alone it is unknown whether anything was written.
@@ -112,6 +124,10 @@ func (l *Limiter) update(fn func(*Tx) error) (round uint64, err error) {
 	if err := l.failure.get(); err != nil {
 		return 0, err
 	}
+	slow := time.AfterFunc(slowUpdate, func() {
+		l.opts.Logger.Warn("the function of an Update goes on and on; does it call the limiter, which waits for it?", "for", slowUpdate)
+	})
+	defer slow.Stop()
 	tx := &Tx{l: l, now: l.clock.now()}
 	defer func() { tx.over = true }()
 	if err = fn(tx); err == nil {
@@ -164,14 +180,17 @@ func (l *Limiter) abort() {
 func (tx *Tx) Now() time.Time { return time.Unix(0, tx.now) }
 
 // Batch returns the batch that the application's own writes go into: an indexed
-// one, which reads what is in the store and what was put into it before. It does
-// not show the state of limits. It must be neither committed nor closed, nor used
-// after fn has returned. Of a limiter's keys, those under its Options.Prefix, it
+// one, which reads what is in the store and what was put into it before, but nothing
+// that tx has decided. Update commits it, and no one else may. To close it is not
+// needed and does nothing; it must not be used after fn has returned. Of a limiter's keys, those under its Options.Prefix, it
 // may have none, nor a range with some of them: then Update returns
 // ErrReservedKey. In a store that Open has opened all keys are the limiter's.
 func (tx *Tx) Batch() *pebble.Batch {
 	if tx.batch == nil {
 		tx.batch = tx.l.db.NewIndexedBatch()
+		// Whoever is used to closing batches would have Pebble give this one to
+		// somebody else. It does not as long as there is a reference, which stays.
+		tx.batch.Ref()
 	}
 	return tx.batch
 }
@@ -184,7 +203,7 @@ func (tx *Tx) check() error {
 		return ErrTxTooLarge
 	case b == nil:
 		return nil
-	case b.SeqNum() != 0:
+	case b.CommitStats() != pebble.BatchCommitStats{} || b.SeqNum() != 0:
 		return ErrTxCommitted
 	case b.Len() > MaxTxBatch:
 		return fmt.Errorf("%w: a batch of %d bytes", ErrTxTooLarge, b.Len())
@@ -204,7 +223,10 @@ func (tx *Tx) check() error {
 		end := endOf(kind, value)
 		for _, span := range reserved {
 			if span.overlaps(key, end) {
-				return fmt.Errorf("%w: %q", ErrReservedKey, key)
+				if end != nil {
+					return fmt.Errorf("%w: the range from %q to %q has some under the prefix %q", ErrReservedKey, key, end, span.lower)
+				}
+				return fmt.Errorf("%w: %q is under the prefix %q", ErrReservedKey, key, span.lower)
 			}
 		}
 	}
@@ -249,7 +271,7 @@ func (tx *Tx) step(ops []Op, rs []Result) error {
 	if tx.over {
 		return ErrTxOver
 	}
-	if tx.ops += len(ops); tx.ops > MaxTxOps {
+	if tx.ops += len(ops); tx.ops > MaxTxOps || tx.batch != nil && tx.batch.Len() > MaxTxBatch {
 		return ErrTxTooLarge
 	}
 	if ops[0].Verb.isForSeveral() {

@@ -595,24 +595,71 @@ func checkReserved(t *testing.T, l *engine.Limiter, what string, write func(*peb
 	}
 }
 
-// TestUpdateCommitted has the function of a transaction commit the batch itself.
+// TestUpdateCommitted has the function of a transaction commit the batch itself,
+// one that fits into a memtable and one that does not, and close it as one does.
 func TestUpdateCommitted(t *testing.T) {
-	db, l := openApp(t, vfs.NewMem(), engine.Options{Now: tickingClock()})
-	err := l.Update(func(tx *engine.Tx) error {
-		if _, err := tx.Throttle([]byte("k"), bucket(10), 4); err != nil {
-			return err
+	for _, size := range []int{0, 8 << 20} {
+		for _, closed := range []bool{false, true} {
+			db, l := openApp(t, vfs.NewMem(), engine.Options{Now: tickingClock()})
+			err := l.Update(func(tx *engine.Tx) error {
+				if _, err := tx.Throttle([]byte("k"), bucket(10), 4); err != nil {
+					return err
+				}
+				b := tx.Batch()
+				if closed {
+					defer b.Close()
+				}
+				_ = b.Set([]byte("row"), make([]byte, size), nil)
+				return b.Commit(pebble.Sync)
+			})
+			if err != engine.ErrTxCommitted {
+				t.Errorf("Update = %v, want %v", err, engine.ErrTxCommitted)
+			}
+			if d, err := l.Probe([]byte("k"), bucket(10), 0); d.Remaining != 10 || err != nil {
+				t.Errorf("Probe = %+v, %v, want nothing charged", d, err)
+			}
+			if rows := rowsOf(t, db); len(rows) != 1 {
+				t.Errorf("the store has %d rows, want the one that was committed", len(rows))
+			}
 		}
-		_ = tx.Batch().Set([]byte("row"), nil, nil)
-		return tx.Batch().Commit(pebble.Sync)
-	})
-	if err != engine.ErrTxCommitted {
-		t.Errorf("Update = %v, want %v", err, engine.ErrTxCommitted)
 	}
-	if d, err := l.Probe([]byte("k"), bucket(10), 0); d.Remaining != 10 || err != nil {
-		t.Errorf("Probe = %+v, %v, want nothing charged", d, err)
+}
+
+// TestUpdateClosed has functions close the batch, as one does with batches, and
+// others draw batches from Pebble's pool meanwhile.
+func TestUpdateClosed(t *testing.T) {
+	db, l := openApp(t, vfs.NewMem(), engine.Options{Now: tickingClock()})
+	const n = 50
+	for i := range n {
+		var drawn []*pebble.Batch
+		err := l.Update(func(tx *engine.Tx) error {
+			b := tx.Batch()
+			defer func() {
+				b.Close()
+				for range 8 {
+					other := db.NewIndexedBatch()
+					_ = other.Set([]byte("another's"), nil, nil)
+					drawn = append(drawn, other)
+				}
+			}()
+			if _, err := tx.Throttle([]byte("k"), bucket(1<<20), 1); err != nil {
+				return err
+			}
+			return b.Set(fmt.Appendf(nil, "row-%d", i), nil, nil)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range drawn {
+			if count := other.Count(); count != 1 {
+				t.Fatalf("somebody else's batch has %d records, want its own", count)
+			}
+			other.Close()
+		}
 	}
-	if rows := rowsOf(t, db); len(rows) != 1 {
-		t.Errorf("the store has the rows %q, want the one that was committed", rows)
+	rows := rowsOf(t, db)
+	if d, err := l.Probe([]byte("k"), bucket(1<<20), 0); d.Remaining != 1<<20-n || len(rows) != n || err != nil {
+		t.Errorf("%d rows and %d charges, %v, want %d of each", len(rows), 1<<20-d.Remaining, err, n)
 	}
 }
 

@@ -35,10 +35,10 @@ func per(n int64, period time.Duration) Rate {
 // out of its range, or nil.
 func (r Rate) Validate() error {
 	switch {
-	case r.Burst < 0 || r.Burst == math.MaxInt64:
-		return fmt.Errorf("%w: burst %d is outside 0..2^63-2", ErrInvalid, r.Burst)
 	case r.Count < 1:
 		return fmt.Errorf("%w: count %d is less than 1", ErrInvalid, r.Count)
+	case r.Burst < 0 || r.Burst == math.MaxInt64:
+		return fmt.Errorf("%w: burst %d is outside 0..2^63-2", ErrInvalid, r.Burst)
 	case r.Period < 1:
 		return fmt.Errorf("%w: period %d ns is less than 1", ErrInvalid, r.Period)
 	}

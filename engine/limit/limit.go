@@ -62,11 +62,10 @@ type RangeError struct {
 
 // Error returns the name, the value and the range.
 func (e *RangeError) Error() string {
-	unit := e.Unit
-	if unit != "" {
-		unit = " " + unit
+	if e.Unit == "ns" {
+		return fmt.Sprintf("%v: %s %v is outside %v..%v", ErrInvalid, e.Name, time.Duration(e.Value), time.Duration(e.Min), time.Duration(e.Max))
 	}
-	return fmt.Sprintf("%v: %s %d%s is outside %d..%d", ErrInvalid, e.Name, e.Value, unit, e.Min, e.Max)
+	return fmt.Sprintf("%v: %s %d is outside %d..%d", ErrInvalid, e.Name, e.Value, e.Min, e.Max)
 }
 
 // Unwrap returns ErrInvalid.
