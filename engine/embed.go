@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sort"
+	"strings"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -17,7 +19,8 @@ import (
 
 var (
 	// ErrComparer is returned by New for a store whose comparer does not order
-	// keys as their bytes do.
+	// keys as their bytes do, takes different ones for equal, or splits them so that
+	// the first parts are in another order than the keys.
 	ErrComparer = errors.New("engine: the store's comparer does not order keys as bytes do")
 
 	// ErrNotWritable is returned by New for a store that has been closed, is open
@@ -31,8 +34,12 @@ const MaxPrefixLen = 256
 // New starts a limiter in a Pebble store that the application has opened, of
 // whatever format version and options, and goes on using. All that the limiter
 // has is kept under opts.Prefix, which is required; of other keys it reads and
-// writes none. Close leaves the store open, and has to be called before the store
-// is closed.
+// writes none.
+//
+// Close leaves the store open. It has to be called before the store is closed. A
+// limiter that is at rest then answers ErrStorage from there on; but the memory that
+// calls under way read and write, and those of a Durability that answers at once, is
+// no longer Pebble's, and the process may end with it.
 //
 // There may be several limiters in one store, as long as no prefix begins with
 // another. Of opts it does not take FS, which is the application's affair, nor
@@ -71,44 +78,37 @@ func New(db *pebble.DB, opts *Options) (_ *Limiter, err error) {
 	}
 	o.Prefix = bytes.Clone(o.Prefix)
 	l := newLimiter(codec.Keyspace{Prefix: o.Prefix}, o)
-	if err := l.borrow(db, &l.keys, &l.opts, l.purger.tablesWritten(l.keys)); err != nil {
+	if err := lent.take(db, o.Prefix); err != nil {
 		return nil, err
 	}
-	mark, _, err := l.identify(fmt.Sprintf("what is under %q", o.Prefix), &l.keys)
-	if err == nil {
-		err = l.start(mark)
-	}
-	if err != nil {
+	l.db, l.lent = db, true
+	o.Events.add(&l.store, l.purger.tablesWritten(l.keys))
+	l.opened = append(l.opened, closer(func() {
+		o.Events.remove(&l.store)
+		lent.giveBack(db, o.Prefix)
+	}))
+	if err := l.settleIn(); err != nil {
 		return nil, errors.Join(err, l.store.close())
 	}
 	return l, nil
 }
 
-// borrow has s be what is under the prefix of keys in db, unless that is not fit
-// for it. When it fails nothing is left to close.
-func (s *store) borrow(db *pebble.DB, keys *codec.Keyspace, opts *Options, written func([]pebble.TableInfo)) (err error) {
-	if err := lent.take(db, keys.Prefix); err != nil {
-		return err
-	}
-	s.db, s.lent = db, true
-	opts.Events.add(s, written)
-	s.opened = append(s.opened, closer(func() {
-		opts.Events.remove(s)
-		lent.giveBack(db, keys.Prefix)
-	}))
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
+// settleIn starts l on what is under its prefix, unless that is not fit for it.
+func (l *Limiter) settleIn() (err error) {
+	defer l.recoverClosed(&err)
+	for _, check := range []func(*pebble.DB, *codec.Keyspace) error{checkLog, checkOrder, checkOuter} {
+		if err := check(l.db, &l.keys); err != nil {
+			return err
 		}
-	}()
-	defer recoverClosed(&err)
-	if err := checkLog(db); err != nil {
+	}
+	mark, made, err := l.identify(fmt.Sprintf("what is under %q", l.keys.Prefix), &l.keys)
+	if err == nil && !made {
+		err = checkGaps(l.db, &l.keys)
+	}
+	if err != nil {
 		return err
 	}
-	if err := checkOrder(db, keys); err != nil {
-		return err
-	}
-	return checkAround(db, keys)
+	return l.start(mark)
 }
 
 type closer func()
@@ -118,23 +118,30 @@ func (c closer) Close() error {
 	return nil
 }
 
-// recoverClosed makes the panic with which Pebble meets whoever uses a store that
-// has been closed an error.
-func recoverClosed(err *error) {
-	switch r := recover().(type) {
-	case nil:
-	case error:
-		if !errors.Is(r, pebble.ErrClosed) {
+// recoverClosed makes a failure of a panic that is due to the application's having
+// closed the store.
+func (s *store) recoverClosed(err *error) {
+	if r := recover(); r != nil {
+		if !isClosed(s.db) {
 			panic(r)
 		}
-		*err = fmt.Errorf("%w: %w: the application has closed it", ErrStorage, ErrNotWritable)
-	default:
-		panic(r)
+		*err = s.failure.set(fmt.Errorf("%w: the application has closed it: %v", ErrNotWritable, r))
 	}
 }
 
+// isClosed tells whether db has been closed. It waits for nothing: whoever asks may
+// have left Pebble's locks as they were.
+func isClosed(db *pebble.DB) (closed bool) {
+	defer func() {
+		err, _ := recover().(error)
+		closed = errors.Is(err, pebble.ErrClosed)
+	}()
+	_ = db.Apply(db.NewBatch(), pebble.NoSync) // there is nothing in it to write
+	return false
+}
+
 // checkLog tells whether db has a log that can be synced.
-func checkLog(db *pebble.DB) error {
+func checkLog(db *pebble.DB, _ *codec.Keyspace) error {
 	b := db.NewBatch()
 	_ = b.LogData(nil, nil)
 	if err := db.ApplyNoSyncWait(b, pebble.Sync); err != nil {
@@ -148,9 +155,9 @@ func checkLog(db *pebble.DB) error {
 }
 
 // checkOrder tells whether db has keys like those of a limiter in the order of
-// their bytes, and tells each from all others. It tries keys that comparers treat
-// in ways of their own (with numbers, versions, or lengths at their end, or letters of
-// both cases), in a batch that is not written.
+// their bytes, tells each from all others, and splits them in that order, too. It
+// tries keys that comparers treat in ways of their own, in batches that are not
+// written.
 func checkOrder(db *pebble.DB, keys *codec.Keyspace) (err error) {
 	defer func() {
 		// A comparer may expect keys of another form.
@@ -158,10 +165,30 @@ func checkOrder(db *pebble.DB, keys *codec.Keyspace) (err error) {
 			err = fmt.Errorf("%w: %v", ErrComparer, r)
 		}
 	}()
-	tried := trialKeys(keys)
+	for _, pair := range trialPairs(keys) {
+		if err := checkTrial(db, sorted(pair[:])); err != nil {
+			return err
+		}
+	}
+	tried := sorted(trialKeys(keys))
+	if err := checkTrial(db, tried); err != nil {
+		return err
+	}
+	return checkSplit(db, tried)
+}
+
+// sorted returns keys in order, each once.
+func sorted(keys [][]byte) [][]byte {
+	slices.SortFunc(keys, bytes.Compare)
+	return slices.CompactFunc(keys, bytes.Equal)
+}
+
+// checkTrial tells whether db has tried in order, and finds each of them.
+func checkTrial(db *pebble.DB, tried [][]byte) error {
 	b := db.NewIndexedBatch()
 	defer b.Close()
-	for _, key := range tried {
+	// Pebble compares a key with the one before it only if it is the older.
+	for _, key := range slices.Backward(tried) {
 		if err := b.Set(key, nil, nil); err != nil {
 			return storageError(err)
 		}
@@ -171,8 +198,6 @@ func checkOrder(db *pebble.DB, keys *codec.Keyspace) (err error) {
 		return storageError(err)
 	}
 	defer it.Close()
-	slices.SortFunc(tried, bytes.Compare)
-	tried = slices.CompactFunc(tried, bytes.Equal)
 	it.First()
 	for _, key := range tried {
 		if !it.Valid() || !bytes.Equal(it.Key(), key) {
@@ -180,7 +205,6 @@ func checkOrder(db *pebble.DB, keys *codec.Keyspace) (err error) {
 		}
 		it.Next()
 	}
-	// Pebble splits keys for its filters, which Get asks.
 	for _, key := range tried {
 		if !it.SeekPrefixGE(key) || !bytes.Equal(it.Key(), key) {
 			return fmt.Errorf("%w: it does not find %q", ErrComparer, key)
@@ -189,12 +213,85 @@ func checkOrder(db *pebble.DB, keys *codec.Keyspace) (err error) {
 	return storageError(it.Error())
 }
 
-// trialKeys returns keys as a limiter has them, in no order.
+// checkSplit tells whether db splits tried, which are in order, so that the first
+// parts are in order, too: tables store them apart, and search among them.
+func checkSplit(db *pebble.DB, tried [][]byte) error {
+	b := db.NewIndexedBatch()
+	defer b.Close()
+	it, err := b.NewBatchOnlyIter(context.Background(), nil)
+	if err != nil {
+		return storageError(err)
+	}
+	defer it.Close()
+	var last []byte
+	for _, key := range tried {
+		part, ok := splitOf(it, key)
+		if !ok || bytes.Compare(last, part) > 0 {
+			return fmt.Errorf("%w: it splits %q behind %q, and has %q before it", ErrComparer, key, part, last)
+		}
+		last = part
+	}
+	return nil
+}
+
+// splitOf returns the part of key that the comparer under it splits off, and
+// whether that is a key which is split at its end, as it has to be. Pebble does not
+// tell. But it does not seek key from a bound behind it unless the two have that
+// part in common.
+func splitOf(it *pebble.Iterator, key []byte) (part []byte, ok bool) {
+	defer it.SetBounds(nil, nil)
+	same := func(bound, key []byte) bool {
+		it.SetBounds(nil, bound)
+		it.SeekPrefixGE(key)
+		return it.Error() == nil
+	}
+	n := 1 + sort.Search(len(key)-1, func(n int) bool { return same(key[:1+n], key) })
+	if n < len(key) {
+		return key[:n], true
+	}
+	smaller := bytes.Clone(key)
+	if smaller[len(key)-1] == 0 {
+		return key, true
+	}
+	smaller[len(key)-1]--
+	return key, !same(smaller, key)
+}
+
+// trialPairs returns pairs of keys that a comparer may take for one.
+func trialPairs(keys *codec.Keyspace) (pairs [][2][]byte) {
+	long := strings.Repeat("k", MaxKeyLen-1)
+	for _, users := range [][2]string{
+		{"A", "a"}, {"aB", "ab"}, {"\u00c9", "\u00e9"}, {"\u00e9", "e\u0301"}, {"1", "01"}, {"1", "1.0"}, {"a", "a "}, {"a", " a"},
+		{"a", "a\x00"}, {"a\x00", "a\x00\x00"}, {"\xfe", "\xff"}, {"a-b", "a_b"}, {"a/b", "a//b"}, {"a", "a@0"}, {long + "0", long + "1"},
+	} {
+		a, b := []byte(users[0]), []byte(users[1])
+		pairs = append(pairs,
+			[2][]byte{keys.AppendHead(nil, 7, a), keys.AppendHead(nil, 7, b)},
+			[2][]byte{keys.AppendChunkKey(nil, 7, a, 1), keys.AppendChunkKey(nil, 7, b, 1)},
+			[2][]byte{keys.AppendRequestKey(nil, 7, a, "id"), keys.AppendRequestKey(nil, 7, b, "id")})
+	}
+	user := []byte("a")
+	for bit := range 8 {
+		n := uint64(1) << (bit * 8)
+		pairs = append(pairs,
+			[2][]byte{keys.AppendHead(nil, 0, user), keys.AppendHead(nil, uint16(n), user)},
+			[2][]byte{keys.AppendChunkKey(nil, 0, user, 0), keys.AppendChunkKey(nil, 0, user, int64(n))},
+			[2][]byte{keys.AppendRequestKey(nil, 0, user, "id"), keys.AppendRequestKey(nil, int64(n), user, "id")},
+			[2][]byte{keys.AppendSidecarKey(nil, 0), keys.AppendSidecarKey(nil, 1<<bit)})
+	}
+	for _, ids := range [][2]string{{"a", "A"}, {"id-1", "id_1"}, {"id-1", "id-01"}, {"id", "id-"}} {
+		pairs = append(pairs, [2][]byte{keys.AppendRequestKey(nil, 7, user, ids[0]), keys.AppendRequestKey(nil, 7, user, ids[1])})
+	}
+	return pairs
+}
+
+// trialKeys returns keys as a limiter has them, in no order. Comparers may see
+// numbers, versions, or lengths in them, or what separates one part from another.
 func trialKeys(keys *codec.Keyspace) [][]byte {
 	const alphabet = "\x00\x01\x02\x08\x09\x0c\x0d 09@AZaz_\x7f\x80\xfe\xff"
-	users := [][]byte{[]byte("a"), []byte("A"), []byte("a@1"), []byte("a@10"), []byte("a@9"), []byte("a/2"), []byte("a/10"), {0}, {0xff}}
+	users := [][]byte{[]byte("a"), []byte("A"), []byte("a/2"), []byte("a/10"), []byte("a@1"), []byte("a@10"), []byte("a@9"), {0}, {0xff}}
 	rng := rand.New(rand.NewPCG(1, 2)) // the same keys each time
-	for range 100 {
+	for range 50 {
 		user := make([]byte, 1+rng.IntN(20))
 		for i := range user {
 			user[i] = alphabet[rng.IntN(len(alphabet))]
@@ -202,22 +299,29 @@ func trialKeys(keys *codec.Keyspace) [][]byte {
 		users = append(users, user)
 	}
 	trial := [][]byte{keys.AppendMeta(nil, codec.MetaIdentity), keys.AppendMeta(nil, codec.MetaMark)}
+	for s := range 256 {
+		trial = append(trial, keys.AppendHead(nil, 1, []byte{'a', byte(s), '1'}))
+	}
 	for i, user := range users {
-		trial = append(trial, keys.AppendSidecarKey(nil, uint8(i)))
-		for _, n := range []uint64{0, 1, uint64(i), rng.Uint64()} {
+		trial = append(trial,
+			keys.AppendSidecarKey(nil, uint8(i)),
+			keys.AppendHead(nil, 1, user), // beside each other
+			keys.AppendHead(nil, uint16(rng.Uint32()), user))
+		for _, ordinal := range []int64{0, 1, rng.Int64()} {
+			trial = append(trial, keys.AppendChunkKey(nil, 1, user, ordinal))
+		}
+		for _, deadline := range []int64{1, rng.Int64()} {
 			trial = append(trial,
-				keys.AppendHead(nil, uint16(n), user),
-				keys.AppendChunkKey(nil, uint16(n), user, int64(n>>1)),
-				keys.AppendRequestKey(nil, int64(n>>1), user, "id-9"),
-				keys.AppendRequestKey(nil, int64(n>>1), user, "id-10"))
+				keys.AppendRequestKey(nil, deadline, user, "id-9"),
+				keys.AppendRequestKey(nil, deadline, user, "id-10"))
 		}
 	}
 	return trial
 }
 
-// checkAround tells whether nobody else has keys under the prefix, as far as that
-// shows without reading all of it, and that it is not inside another limiter's.
-func checkAround(db *pebble.DB, keys *codec.Keyspace) error {
+// checkOuter tells whether what is under the prefix is not inside another
+// limiter's.
+func checkOuter(db *pebble.DB, keys *codec.Keyspace) error {
 	for n := range len(keys.Prefix) {
 		outer := codec.Keyspace{Prefix: keys.Prefix[:n]}
 		value, closer, err := db.Get(outer.AppendMeta(nil, codec.MetaIdentity))
@@ -229,10 +333,16 @@ func checkAround(db *pebble.DB, keys *codec.Keyspace) error {
 		}
 		_, err = codec.DecodeIdentity(value)
 		closer.Close()
-		if err == nil {
+		if err == nil || errors.Is(err, codec.ErrVersion) {
 			return fmt.Errorf("%w: what is under %q is inside what a limiter has under %q", ErrForeign, keys.Prefix, outer.Prefix)
 		}
 	}
+	return nil
+}
+
+// checkGaps tells whether nobody else has keys under the prefix, as far as that
+// shows without reading what lies where a limiter's do.
+func checkGaps(db *pebble.DB, keys *codec.Keyspace) error {
 	lower, upper := keys.Bounds()
 	for _, part := range append(keys.StateSpans(), [2][]byte{upper, nil}) {
 		if err := checkGap(db, keys, lower, part[0]); err != nil {

@@ -125,13 +125,8 @@ type deadHead struct {
 func (l *Limiter) purge() {
 	p := &l.purger
 	defer p.stopped.Done()
-	var closed error
-	defer func() {
-		if closed != nil {
-			_ = l.failure.set(closed)
-		}
-	}()
-	defer recoverClosed(&closed)
+	var closed error // which is the limiter's failure, too
+	defer l.recoverClosed(&closed)
 	ticker := time.NewTicker(purgeTick)
 	defer ticker.Stop()
 	quiet, unflushed, uncompacted, seen := 0, false, false, uint64(0)
@@ -575,7 +570,8 @@ func (l *Limiter) Purge(ctx context.Context) error {
 
 // purgeAll is Purge. It tells progress how many of the
 // codec.Sidecars it has seen to.
-func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) error {
+func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) (err error) {
+	defer l.recoverClosed(&err)
 	if err := l.failure.get(); err != nil {
 		return err
 	}
@@ -607,6 +603,6 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) error {
 			progress(n + 1)
 		}
 	}
-	err := l.purgeRequests(horizon, true)
+	err = l.purgeRequests(horizon, true)
 	return cmp.Or(unread, err, l.waitApplied(p.round))
 }

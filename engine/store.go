@@ -318,7 +318,8 @@ func (s *store) flush() error {
 // error, or one that wraps ErrStorage. Pebble goes on trying with a table that it
 // can't read, and does not get to an end with one that is on no disk, so whatever
 // fails in the background ends it.
-func (s *store) compact(ctx context.Context, lower, upper []byte) error {
+func (s *store) compact(ctx context.Context, lower, upper []byte) (err error) {
+	defer s.recoverClosed(&err)
 	compacting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	trouble := s.trouble.next()
@@ -331,7 +332,7 @@ func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 		case <-compacting.Done():
 		}
 	}()
-	err := s.db.Compact(compacting, lower, upper, true)
+	err = s.db.Compact(compacting, lower, upper, true)
 	if failed := s.failure.get(); failed != nil || err == nil {
 		return failed
 	}
@@ -343,19 +344,19 @@ func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 
 // lookup returns the value under key, and what frees it, or pebble.ErrNotFound.
 func (s *store) lookup(key []byte) (value []byte, free io.Closer, err error) {
-	defer recoverClosed(&err)
+	defer s.recoverClosed(&err)
 	return s.db.Get(key)
 }
 
 // iter returns an iterator over the keys from lower to just before upper.
 func (s *store) iter(lower, upper []byte) (it *pebble.Iterator, err error) {
-	defer recoverClosed(&err)
+	defer s.recoverClosed(&err)
 	return s.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 }
 
 // write makes b visible. With sync SyncWait of b returns when it is on disk.
 func (s *store) write(b *pebble.Batch, sync bool) (err error) {
-	defer recoverClosed(&err)
+	defer s.recoverClosed(&err)
 	if sync {
 		return s.db.ApplyNoSyncWait(b, pebble.Sync)
 	}

@@ -278,26 +278,3 @@ func TestBorrowedStoreFails(t *testing.T) {
 		})
 	}
 }
-
-// TestBorrowForeign asks for a prefix under which there is something else.
-func TestBorrowForeign(t *testing.T) {
-	db, err := pebble.Open("store", &pebble.Options{FS: vfs.NewMem(), Logger: quiet{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	if err := db.Set([]byte("limits\x00"), []byte("v"), pebble.Sync); err != nil {
-		t.Fatal(err)
-	}
-	if l, err := engine.New(db, &engine.Options{Prefix: []byte("limits")}); !errors.Is(err, engine.ErrForeign) {
-		t.Errorf("New = %v, %v, want ErrForeign", l, err)
-	}
-	if got := contents(t, db); len(got) != 1 {
-		t.Errorf("the store holds %q, want what was there", got)
-	}
-	l, err := engine.New(db, &engine.Options{Prefix: []byte("limit.")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	must(t, l.Check, l.Close)
-}
