@@ -471,6 +471,9 @@ func (e *Events) Listener() pebble.EventListener {
 // tell tells the followers which tables were written, or why none were. Pebble
 // waits for it.
 func (e *Events) tell(tables []pebble.TableInfo, err error) {
+	if err != nil && isRoutine(err) {
+		return
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, f := range e.followers {
@@ -480,6 +483,13 @@ func (e *Events) tell(tables []pebble.TableInfo, err error) {
 			f.written(tables)
 		}
 	}
+}
+
+// isRoutine tells whether err is how Pebble reports what is no trouble: a flush of
+// which there was nothing to write, for which it exports no error, and a compaction
+// that it begins anew.
+func isRoutine(err error) bool {
+	return errors.Is(err, pebble.ErrCancelledCompaction) || err.Error() == "pebble: empty table"
 }
 
 // add and remove do nothing where there are no events.

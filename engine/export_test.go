@@ -139,3 +139,10 @@ func (o Options) On(wall, monotonic, suspended func() int64) Options {
 	}
 	return o
 }
+
+// Followers returns how many limiters e tells.
+func (e *Events) Followers() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.followers)
+}
