@@ -3,10 +3,13 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"path"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -14,6 +17,7 @@ import (
 
 	"github.com/gabiondb/gabion/codec"
 	"github.com/gabiondb/gabion/engine"
+	"github.com/gabiondb/gabion/engine/limit"
 )
 
 // lend starts a limiter in db. When the test ends the store is checked as a whole,
@@ -236,6 +240,88 @@ func TestManifestFails(t *testing.T) {
 		_ = db.Close()
 		if n := log.fatal.Load(); n == 0 {
 			t.Error("the logger has heard nothing, want what ends most processes")
+		}
+	}
+}
+
+// TestOpenReaders has an application read from a snapshot and by an iterator while a
+// limiter purges and compacts, and a View of that read while the application does.
+// Each goes on to see what it saw, and neither keeps the other from going on.
+func TestOpenReaders(t *testing.T) {
+	checkLeaks(t)
+	clock := newManualClock(epoch)
+	db := openLender(t, &pebble.Options{})
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/"), Now: clock.Now, NoPurge: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := []byte("row")
+	must(t, func() error { return db.Set(row, []byte("old"), pebble.Sync) })
+	charge(t, l, 0, 1000, limit.PerSecond(1))
+	snapshot := db.NewSnapshot()
+	it, err := db.NewIter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	it.First()
+	before := contents(t, snapshot)
+
+	must(t, func() error {
+		return l.View(func(v *engine.View) error {
+			clock.Advance(time.Hour)
+			must(t,
+				func() error { return l.Purge(t.Context()) },
+				func() error { return l.Compact(t.Context(), nil) },
+				func() error { return db.Set(row, []byte("new"), pebble.Sync) },
+				db.Flush,
+				func() error { return db.Compact(t.Context(), []byte("a"), []byte("z"), false) })
+			if n, err := v.Len(); n != 1000 || err != nil {
+				t.Errorf("View.Len = %d, %v, want 1000", n, err)
+			}
+			return nil
+		})
+	})
+	if after := contents(t, snapshot); len(before) < 1000 || !maps.Equal(before, after) {
+		t.Errorf("the snapshot has %d keys, and had %d", len(after), len(before))
+	}
+	n := 0
+	for ; it.Valid(); it.Next() {
+		n++
+	}
+	if n != len(before) {
+		t.Errorf("the iterator has seen %d keys, want %d", n, len(before))
+	}
+	must(t, it.Close, snapshot.Close, l.Close)
+	if left := contents(t, db); len(left) != 3 {
+		t.Errorf("%d keys are left, want the row, the identity and the mark", len(left))
+	}
+	must(t, db.Close)
+}
+
+// TestStoreIsForgotten wants nothing to hold on to a store once it and the limiters
+// in it are closed, and that were refused in it.
+func TestStoreIsForgotten(t *testing.T) {
+	events, freed := new(engine.Events), make(chan struct{})
+	func() {
+		db := openLender(t, &pebble.Options{})
+		runtime.AddCleanup(db, func(freed chan struct{}) { close(freed) }, freed)
+		opts := &engine.Options{Prefix: []byte("limits/"), Events: events}
+		l, err := engine.New(db, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refuse(t, db, opts, engine.ErrInUse)
+		must(t, throttle(l, "k", 1), l.Close)
+		refuse(t, db, &engine.Options{Prefix: []byte("limits/h"), Events: events}, engine.ErrForeign)
+		must(t, db.Close)
+	}()
+	for {
+		select {
+		case <-freed:
+			runtime.KeepAlive(events)
+			return
+		default:
+			runtime.GC()
 		}
 	}
 }
