@@ -36,10 +36,11 @@ const MaxPrefixLen = 256
 // has is kept under opts.Prefix, which is required; of other keys it reads and
 // writes none.
 //
-// Close leaves the store open. It has to be called before the store is closed. A
-// limiter that is at rest then answers ErrStorage from there on; but the memory that
-// calls under way read and write, and those of a Durability that answers at once, is
-// no longer Pebble's, and the process may end with it.
+// Close leaves the store open, and has to be called before the store is closed. If
+// the store is closed first, a limiter that has nothing to do answers ErrStorage from
+// then on. But Pebble frees the memory that a write or a read under way uses, which
+// may end the process; and with a Durability that answers at once writes are under
+// way after the calls have returned.
 //
 // There may be several limiters in one store, as long as no prefix begins with
 // another. Of opts it does not take FS, which is the application's affair, nor
@@ -57,15 +58,18 @@ const MaxPrefixLen = 256
 //   - A log that can't be written or synced fails the limiter, as in a store of its
 //     own. But what fails in the background (a flush, a compaction, the manifest)
 //     Pebble tells to the application's logger, whose Fatalf ends the process
-//     unless it is another: see pebble.Options.Logger. Options.Logger is told what
-//     the limiter itself has to say.
+//     unless it is another: see pebble.Options.Logger. Where Fatalf returns Pebble
+//     takes writes until its memtables are full, and then holds them up for good:
+//     the limiter is to be closed before. Options.Logger is told what the limiter
+//     itself has to say.
 //   - Purges flush the store, once they have been over for some seconds. They follow the
 //     store's compactions if the application has it opened with Options.Events.
 //
 // Errors: limit.ErrInvalid, ErrInUse for a prefix that another limiter has, or
 // that begins with its prefix, or it with that; ErrForeign for one under which
-// there is something else; ErrComparer, ErrNotWritable, ErrNewerFormat,
-// ErrDamaged, or what Pebble says.
+// there is something else, or that is inside what another limiter has left;
+// ErrComparer, ErrNotWritable, ErrNewerFormat, ErrCorrupt for a mark that can't be
+// read, or ErrStorage with what Pebble says.
 func New(db *pebble.DB, opts *Options) (_ *Limiter, err error) {
 	o, err := opts.complete()
 	switch {
@@ -439,7 +443,8 @@ func (s *store) reserved() []span {
 
 // Events tells limiters in a store of the application what Pebble does there in the
 // background. So the purge follows the store's flushes and compactions, and Compact hears
-// of those that fail, which it would else wait for until its context ends. The zero value is
+// of those that fail, which it would else wait for until its context ends: of all of
+// them, since what others have in the store is compacted with it. The zero value is
 // ready for use; one is for one store, and for all limiters in it:
 //
 //	events := new(engine.Events)
@@ -449,7 +454,9 @@ func (s *store) reserved() []span {
 //	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/"), Events: events})
 //
 // To have a listener of its own as well the application uses
-// pebble.TeeEventListener.
+// pebble.TeeEventListener. That leaves BackgroundError and DataCorruption to the
+// two, where Pebble would log the one and end the process for the other; Listener has
+// neither.
 type Events struct {
 	mu        sync.Mutex
 	followers []follower // guarded by mu

@@ -38,9 +38,12 @@ type tenant struct {
 // so is the format of the store.
 func TestRowsStay(t *testing.T) {
 	checkLeaks(t)
-	seed, operations := newSeed(t), 1_000_000
+	seed, operations, rows, phases := newSeed(t), 1_000_000, 100_000, 4
 	if testing.Short() {
-		operations = 100_000
+		operations, rows, phases = 100_000, 10_000, 2
+	}
+	if underRace {
+		operations, rows, phases = 10_000, 2_000, 1 // Pebble checks itself at every step then
 	}
 	events := new(engine.Events)
 	listener := events.Listener()
@@ -71,10 +74,10 @@ func TestRowsStay(t *testing.T) {
 			} else {
 				n = operations - n
 			}
-			app.fill()
+			app.fill(rows)
 			format := app.db.FormatMajorVersion()
-			for phase := range 4 {
-				app.live(seed+uint64(phase), n/4)
+			for phase := range phases {
+				app.live(seed+uint64(phase), n/phases)
 			}
 			if got := app.db.FormatMajorVersion(); got != format {
 				t.Errorf("the format is %v, and was %v", got, format)
@@ -84,8 +87,8 @@ func TestRowsStay(t *testing.T) {
 	}
 }
 
-// fill puts rows as near to the limiter's keys as can be.
-func (a *tenant) fill() {
+// fill puts so many rows as near to the limiter's keys as can be.
+func (a *tenant) fill(rows int) {
 	b := a.db.NewBatch()
 	for _, tag := range "chmqs" { // where those of a limiter without a prefix would lie
 		key := string(tag) + "\x00\x00k\x00\x01"
@@ -94,7 +97,7 @@ func (a *tenant) fill() {
 	}
 	neighbours := []string{"", "limits", "limits.", "limits.\xff", "limits0", "limitsm", "limit", "h\x00\x00", "\xff"}
 	for i, prefix := range neighbours {
-		for j := range 100_000/len(neighbours) + 1 {
+		for j := range rows/len(neighbours) + 1 {
 			key, value := fmt.Sprintf("%s:%05d", prefix, j), strings.Repeat("v", i+j%50)
 			a.rows[key] = value
 			_ = b.Set([]byte(key), []byte(value), nil)

@@ -570,8 +570,7 @@ func (l *Limiter) Purge(ctx context.Context) error {
 
 // purgeAll is Purge. It tells progress how many of the
 // codec.Sidecars it has seen to.
-func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) (err error) {
-	defer l.recoverClosed(&err)
+func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) error {
 	if err := l.failure.get(); err != nil {
 		return err
 	}
@@ -603,6 +602,6 @@ func (l *Limiter) purgeAll(ctx context.Context, progress func(done int)) (err er
 			progress(n + 1)
 		}
 	}
-	err = l.purgeRequests(horizon, true)
+	err := l.purgeRequests(horizon, true)
 	return cmp.Or(unread, err, l.waitApplied(p.round))
 }

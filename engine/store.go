@@ -318,8 +318,7 @@ func (s *store) flush() error {
 // error, or one that wraps ErrStorage. Pebble goes on trying with a table that it
 // can't read, and does not get to an end with one that is on no disk, so whatever
 // fails in the background ends it.
-func (s *store) compact(ctx context.Context, lower, upper []byte) (err error) {
-	defer s.recoverClosed(&err)
+func (s *store) compact(ctx context.Context, lower, upper []byte) error {
 	compacting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	trouble := s.trouble.next()
@@ -332,7 +331,7 @@ func (s *store) compact(ctx context.Context, lower, upper []byte) (err error) {
 		case <-compacting.Done():
 		}
 	}()
-	err = s.db.Compact(compacting, lower, upper, true)
+	err := s.db.Compact(compacting, lower, upper, true)
 	if failed := s.failure.get(); failed != nil || err == nil {
 		return failed
 	}
