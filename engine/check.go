@@ -100,7 +100,7 @@ func (r Remedy) String() string {
 // Check reads all of the store in dir, which nobody may have open meanwhile, and
 // reports what it holds and what is wrong with it. Every record has to decode
 // and to lie where it belongs, and what lies beside the heads has to agree with
-// them. The store is not changed, but for the file that locks it, which is made
+// them. It is for stores that Open has made. The store is not changed, but for the file that locks it, which is made
 // if it is missing. The memory that Check takes does not grow with the store.
 //
 // Of opts it takes Now, BlockCacheSize, Logger and FS. progress, unless it is

@@ -35,14 +35,15 @@ var (
 	ErrDamaged = errors.New("engine: store is damaged")
 
 	// ErrInUse is returned by Open, Check and Restore for a store that another
-	// process, or another Limiter of this one, has open.
+	// process, or another Limiter of this one, has open, and by New for a prefix
+	// where another Limiter is.
 	ErrInUse = errors.New("engine: store is in use")
 
 	// ErrForeign is returned by Open, Check and Restore for a store that gabion
-	// did not write.
+	// did not write, and by New for a prefix under which there is something else.
 	ErrForeign = errors.New("engine: not a gabion store")
 
-	// ErrNewerFormat is returned by Open, Check and Restore for a store written
-	// in a format that this version does not know.
+	// ErrNewerFormat is returned by Open, New, Check and Restore for a store
+	// written in a format that this version does not know.
 	ErrNewerFormat = errors.New("engine: store has a newer format")
 )

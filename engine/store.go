@@ -284,6 +284,8 @@ func (s *store) create(name string, keys *codec.Keyspace) error {
 	switch {
 	case err != nil:
 		return storageError(err)
+	case !empty && s.lent:
+		return fmt.Errorf("%w: %s has no identity, so no limiter has written it, or it was deleted in part", ErrForeign, name)
 	case !empty:
 		return fmt.Errorf("%w: %s is the store of another application", ErrForeign, name)
 	}
