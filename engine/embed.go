@@ -273,4 +273,3 @@ func (s *store) reserved() []span {
 	}
 	return spans
 }
-
