@@ -110,8 +110,8 @@ func Kill() {
 	// A copy.
 	{
 		File: "engine/checkpoint.go",
-		Old:  "	copied := func() error { return l.db.Checkpoint(dir) }\n",
-		New:  "	KillPoint(`copy begun`)\n	copied := func() error { return l.db.Checkpoint(dir) }\n",
+		Old:  "	return l.disk.setAside(ctx, dir, func() error { return l.db.Checkpoint(dir) })\n",
+		New:  "	KillPoint(`copy begun`)\n	return l.disk.setAside(ctx, dir, func() error { return l.db.Checkpoint(dir) })\n",
 	},
 	{
 		File: "engine/checkpoint.go",
