@@ -80,6 +80,13 @@ func Kill() {
 			"		if err := w.nc.SetWriteDeadline(time.Now().Add(patience)); err != nil {\n",
 	},
 
+	// A transaction, before anything of it is in a round.
+	{
+		File: "engine/update.go",
+		Old:  "	mark := l.cut(b, true)\n",
+		New:  "	KillPoint(`decided`)\n	mark := l.cut(b, true)\n",
+	},
+
 	// A purge.
 	{
 		File: "engine/purge.go",
