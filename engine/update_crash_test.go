@@ -263,7 +263,7 @@ func shopLife(t *testing.T, seed uint64, durability engine.Durability, cuts int)
 func TestUpdatePowerCut(t *testing.T) {
 	n, cuts := 6, 20 // for each durability, 360 cuts
 	if testing.Short() {
-		n, cuts = 2, 6
+		n, cuts = 1, 6
 	}
 	for _, durability := range durabilities {
 		t.Run(durability.String(), func(t *testing.T) {
