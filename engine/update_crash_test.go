@@ -270,7 +270,8 @@ func TestUpdatePowerCut(t *testing.T) {
 			lost := 0
 			n := lives(t, n, func(seed uint64) { lost += shopLife(t, seed, durability, cuts) })
 			t.Logf("%d cuts took back %d transactions that had been answered", n*cuts, lost)
-			if (lost == 0) != (durability == engine.Always) {
+			// A few cuts may take back nothing where they might.
+			if always := durability == engine.Always; always && lost > 0 || !always && lost == 0 && n*cuts >= 100 {
 				t.Errorf("%d cuts took back %d transactions that had been answered", n*cuts, lost)
 			}
 		})
