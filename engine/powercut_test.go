@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -393,6 +394,34 @@ func (li *life) do(c *client, ops ...engine.Op) {
 	})
 }
 
+// update carries out ops in a transaction, and takes down what it is answered. Of
+// one that is aborted only the first look at a key says something of it.
+func (li *life) update(c *client, abort bool, ops ...engine.Op) {
+	li.during(c, func(note func(invocation, engine.Result)) {
+		var results []engine.Result
+		err := li.l.Update(func(tx *engine.Tx) error {
+			results = tx.Do(ops, nil)
+			if abort {
+				return errAborted
+			}
+			return nil
+		})
+		if abort != (err == errAborted) || !abort && err != nil {
+			li.fail("Update: %v", err)
+		}
+		seen := map[string]bool{}
+		for i, r := range results {
+			key := string(ops[i].Key)
+			if !abort || looks(ops[i].Verb) && !seen[key] {
+				note(invocation{op: ops[i]}, r)
+			}
+			seen[key] = true
+		}
+	})
+}
+
+var errAborted = errors.New("aborted")
+
 // doTogether carries out ops, which go together, by themselves or in a
 // transaction, and takes down what that says of single keys. What it says of all
 // of them at once (that they are charged or not as a whole) a checker that has one
@@ -510,7 +539,11 @@ func (li *life) call(c *client) {
 			for i := range ops {
 				ops[i] = c.trace.op()
 			}
-			li.do(c, ops...)
+			if rng.IntN(4) == 0 {
+				li.update(c, rng.IntN(3) == 0, ops...)
+			} else {
+				li.do(c, ops...)
+			}
 		}
 	}
 }

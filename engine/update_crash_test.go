@@ -263,14 +263,15 @@ func shopLife(t *testing.T, seed uint64, durability engine.Durability, cuts int)
 func TestUpdatePowerCut(t *testing.T) {
 	n, cuts := 6, 20 // for each durability, 360 cuts
 	if testing.Short() {
-		n, cuts = 2, 6
+		n, cuts = 1, 6
 	}
 	for _, durability := range durabilities {
 		t.Run(durability.String(), func(t *testing.T) {
 			lost := 0
 			n := lives(t, n, func(seed uint64) { lost += shopLife(t, seed, durability, cuts) })
 			t.Logf("%d cuts took back %d transactions that had been answered", n*cuts, lost)
-			if (lost == 0) != (durability == engine.Always) {
+			// A few cuts may take back nothing where they might.
+			if always := durability == engine.Always; always && lost > 0 || !always && lost == 0 && n*cuts >= 100 {
 				t.Errorf("%d cuts took back %d transactions that had been answered", n*cuts, lost)
 			}
 		})

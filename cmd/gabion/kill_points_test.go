@@ -80,6 +80,13 @@ func Kill() {
 			"		if err := w.nc.SetWriteDeadline(time.Now().Add(patience)); err != nil {\n",
 	},
 
+	// A transaction, before anything of it is in a round.
+	{
+		File: "engine/update.go",
+		Old:  "	mark := l.cut(b, true)\n",
+		New:  "	KillPoint(`decided`)\n	mark := l.cut(b, true)\n",
+	},
+
 	// A purge.
 	{
 		File: "engine/purge.go",
@@ -110,8 +117,8 @@ func Kill() {
 	// A copy.
 	{
 		File: "engine/checkpoint.go",
-		Old:  "	copied := func() error { return l.db.Checkpoint(dir) }\n",
-		New:  "	KillPoint(`copy begun`)\n	copied := func() error { return l.db.Checkpoint(dir) }\n",
+		Old:  "	return l.disk.setAside(ctx, dir, func() error { return l.db.Checkpoint(dir) })\n",
+		New:  "	KillPoint(`copy begun`)\n	return l.disk.setAside(ctx, dir, func() error { return l.db.Checkpoint(dir) })\n",
 	},
 	{
 		File: "engine/checkpoint.go",

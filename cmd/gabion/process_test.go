@@ -32,15 +32,15 @@ var usedBuildDir bool
 
 // binary is the path of the real gabion.
 var binary = sync.OnceValues(func() (string, error) {
-	return build("gabion", nil)
+	return build("gabion", "./cmd/gabion", nil)
 })
 
 // fragile is the path of one that can be told to kill itself.
 var fragile = sync.OnceValues(func() (string, error) {
-	return build("fragile", killEdits)
+	return build("fragile", "./cmd/gabion", killEdits)
 })
 
-func build(name string, edits []mutate.Edit) (string, error) {
+func build(name, program string, edits []mutate.Edit) (string, error) {
 	dir, err := buildDir()
 	if err != nil {
 		return "", err
@@ -50,7 +50,7 @@ func build(name string, edits []mutate.Edit) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
-	return path, mutate.Build(context.Background(), root, path, edits, "build", "./cmd/gabion")
+	return path, mutate.Build(context.Background(), root, path, edits, "build", program)
 }
 
 func TestMain(m *testing.M) {
