@@ -115,12 +115,11 @@ func (s *session) do(args [][]byte) {
 	if c.plan != nil {
 		// A command has an operation for each key at most. Those that go
 		// together are planned by one, and so are in one run.
-		most := len(s.ops) + len(args)/c.keys.step
-		if most > maxRun {
+		most := len(args) / c.keys.step
+		if len(s.ops)+most > maxRun {
 			s.settle()
-			most = len(args) / c.keys.step
 		}
-		if most > smallRun {
+		if len(s.ops)+most > smallRun {
 			s.enlarge()
 		}
 		before := len(s.ops)

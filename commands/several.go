@@ -91,7 +91,7 @@ func planSeveral(ops []engine.Op, all, each engine.Verb, args [][]byte) ([]engin
 }
 
 func replyDecisions(s *session, results []engine.Result) {
-	denied, longest := int64(0), time.Duration(0)
+	denied, longest := int64(0), time.Duration(0) // as of limit.Decisions
 	for i := range results {
 		d := &results[i].Decision
 		denied += oneIf(!d.Allowed)

@@ -307,6 +307,7 @@ func (l *Limiter) apply(r *round, mark int64) {
 		close(r.done)
 		if err == nil { // else Pebble may still hold on to it
 			_ = r.batch.Close()
+			r.batch = nil
 		}
 		rs.landed(r)
 	}

@@ -30,15 +30,12 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 		n := together(ops[i:])
 		err := l.failure.get()
 		if err == nil {
-			if n == 1 && !ops[i].Verb.isForSeveral() {
-				err = l.step(&ops[i], &results[i])
-			} else {
+			if ops[i].Verb.isForSeveral() {
 				err = l.stepTogether(ops[i:i+n], results[i:i+n])
+			} else {
+				err = l.step(&ops[i], &results[i])
 			}
-			if err != nil && errors.Is(err, ErrStorage) {
-				// What Pebble can't read may be what never reached the disk.
-				err = cmp.Or(l.failure.get(), err)
-			}
+			err = l.rootOf(err)
 		}
 		for ; n > 0; n-- {
 			results[i].Err = err
@@ -47,6 +44,15 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 	}
 	l.settle(results)
 	return dst
+}
+
+// rootOf returns the failure of the store in place of err, if that may be due to it:
+// what Pebble can't read may be what never reached the disk.
+func (l *Limiter) rootOf(err error) error {
+	if err != nil && errors.Is(err, ErrStorage) {
+		return cmp.Or(l.failure.get(), err)
+	}
+	return err
 }
 
 // do carries out one operation.
@@ -73,6 +79,15 @@ func (l *Limiter) check(op *Op) error {
 		return nil
 	}
 	return ErrInvalidVerb
+}
+
+// refused returns the error of a decision on state, for which err is the
+// arithmetic's: first what is wrong with the arguments, then the kind, then the rest.
+func refused(err error, state limit.State, kind limit.Kind) error {
+	if !state.Is(kind) && !errors.Is(err, limit.ErrInvalid) {
+		return ErrWrongKind
+	}
+	return err
 }
 
 // looks tells whether operations of verb v change nothing.

@@ -53,8 +53,11 @@ const MaxPrefixLen = 256
 //   - As long as an iterator or a snapshot of the application is open, what the
 //     limiter deletes keeps its space; a View of the limiter does the same to the
 //     application.
-//   - A log that can't be written or synced fails the limiter, as in a store of its
-//     own. But what fails in the background (a flush, a compaction, the manifest)
+//   - A log that can't be written or synced fails the limiter at its next sync, as in
+//     a store of its own: see Limiter.Failed. But of writes without a sync, as all are
+//     under Never, Pebble tells nobody that they fail: it panics in one that comes
+//     later, which may end the process, or holds it up for ever.
+//   - What fails in the background (a flush, a compaction, the manifest)
 //     Pebble tells to the application's logger, whose Fatalf ends the process
 //     unless it is another: see pebble.Options.Logger. Where Fatalf returns Pebble
 //     takes writes until its memtables are full, and then holds them up for good:
@@ -120,6 +123,8 @@ func (c closer) Close() error {
 	return nil
 }
 
+var errStoreClosed = fmt.Errorf("%w: the application has closed it", ErrNotWritable)
+
 // recoverClosed makes a failure of a panic that is due to the application's having
 // closed the store.
 func (s *store) recoverClosed(err *error) {
@@ -127,7 +132,7 @@ func (s *store) recoverClosed(err *error) {
 		if !isClosed(s.db) {
 			panic(r)
 		}
-		*err = s.failure.set(fmt.Errorf("%w: the application has closed it: %v", ErrNotWritable, r))
+		*err = s.failure.set(errStoreClosed)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -240,4 +241,28 @@ func TestBorrowedStoreFails(t *testing.T) {
 			_ = db.Close()
 		})
 	}
+}
+
+// TestLogFailsBetweenSyncs has the log of an application's store fail while nobody
+// waits for it. The limiter hears of that with its next sync.
+func TestLogFailsBetweenSyncs(t *testing.T) {
+	f := &fault{match: on("*.log", append(slices.Clone(writes), syncs...)...), n: 1, err: syscall.EIO, sticky: true}
+	db, err := pebble.Open("store", &pebble.Options{FS: newHookFS(vfs.NewMem(), f.inject), Logger: new(recorder)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/"), Durability: engine.Interval, SyncInterval: time.Millisecond, NoPurge: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.armed.Store(true)
+	must(t, throttle(l, "k", 1))
+	<-l.Failed()
+	if err := throttle(l, "k", 1)(); !errors.Is(err, engine.ErrStorage) || !errors.Is(err, syscall.EIO) {
+		t.Errorf("Throttle = %v, want %v that wraps %v", err, engine.ErrStorage, syscall.EIO)
+	}
+	if err := l.Close(); !errors.Is(err, engine.ErrStorage) {
+		t.Errorf("Close = %v, want %v", err, engine.ErrStorage)
+	}
+	_ = db.Close()
 }

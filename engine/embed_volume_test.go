@@ -209,7 +209,6 @@ func pipeline(rng *rand.Rand, ops []engine.Op, n int) []engine.Op {
 	return ops
 }
 
-
 // transact changes a row of the client's in a transaction, or does not.
 func (a *tenant) transact(rng *rand.Rand, id int) {
 	row := fmt.Appendf(nil, "limits.:%05d", rng.IntN(2000)*4+id)

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"errors"
-
 	"github.com/gabiondb/gabion/engine/limit"
 )
 
@@ -52,12 +50,7 @@ func (l *Limiter) throttle(t *turn, op *Op, r *Result) error {
 // returns the state that a charge leaves.
 func throttle(state limit.State, now int64, op *Op, d *limit.Decision) (limit.State, error) {
 	next, decision, err := state.GCRA.Take(now, op.Rate, op.N)
-	switch {
-	case errors.Is(err, limit.ErrInvalid):
-		return state, err
-	case !state.Is(limit.KindGCRA):
-		return state, ErrWrongKind
-	case err != nil:
+	if err := refused(err, state, limit.KindGCRA); err != nil {
 		return state, err
 	}
 	*d = decision
@@ -66,12 +59,7 @@ func throttle(state limit.State, now int64, op *Op, d *limit.Decision) (limit.St
 
 func (l *Limiter) refund(t *turn, op *Op, r *Result) error {
 	next, decision, err := t.state.GCRA.Refund(t.now, op.Rate, op.N)
-	switch {
-	case errors.Is(err, limit.ErrInvalid):
-		return err
-	case !t.state.Is(limit.KindGCRA):
-		return ErrWrongKind
-	case err != nil:
+	if err := refused(err, t.state, limit.KindGCRA); err != nil {
 		return err
 	}
 	r.Decision = decision

@@ -153,7 +153,7 @@ func (l *Limiter) Failure() error { return l.failure.get() }
 // Metrics are counters since Open, and sizes now.
 type Metrics struct {
 	Rounds       uint64 // batches committed
-	Writes       uint64 // records that they wrote or deleted
+	Writes       uint64 // records that they wrote or deleted, with an application's in transactions
 	CacheHits    uint64 // operations that found their key's state in the cache
 	CacheMisses  uint64 // operations that had to look in the store
 	CacheEntries int64

@@ -305,7 +305,7 @@ var mutants = []mutant{
 	{
 		name:  "probes of several charge in a transaction",
 		file:  "engine/several.go",
-		old:   "err == nil && !verb.looks() && next",
+		old:   "err == nil && !g.verb.looks() && next",
 		new:   "err == nil && next",
 		tests: "^TestUpdateLooks$",
 	},
@@ -338,17 +338,17 @@ var mutants = []mutant{
 		tests: "^TestUpdateModel$",
 	},
 	{
-		name:  "an aborted transaction does not wait for what it charged on",
+		name:  "an aborted transaction does not wait for what it may have seen",
 		file:  "engine/update.go",
-		old:   "tx.round = max(tx.round, min(dst[at+j].round, tx.l.rounds.open.seq-1))",
-		new:   "if round := dst[at+j].round; round < tx.l.rounds.open.seq {\n\t\t\t\ttx.round = max(tx.round, round)\n\t\t\t}",
+		old:   "	seen := rs.open.seq - 1 //",
+		new:   "	seen := rs.durable.Load() //",
 		tests: "^TestUpdateWaitsForTheDisk$",
 	},
 	{
 		name:  "an aborted transaction does not wait for what it saw, power cut",
 		file:  "engine/update.go",
-		old:   "		return tx.round, err\n",
-		new:   "		return 0, err\n",
+		old:   "		return seen, err\n",
+		new:   "		_ = seen\n\t\treturn 0, err\n",
 		tests: "^TestPowerCut$",
 	},
 	{

@@ -49,7 +49,7 @@ type Op struct {
 	Rolling limit.Rolling
 	ID      string // 1 to 64 of A-Z a-z 0-9 _ -
 	N       int64
-	With    int // how many of the operations behind this one go with it, 0..MaxTogether-1
+	With    int // of the first of several together: how many behind it go with it, 0..MaxTogether-1
 }
 
 // Result is the answer to one Op. Only the fields that are named for its verb

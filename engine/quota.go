@@ -113,12 +113,7 @@ func (l *Limiter) checkQuota(op *Op) error {
 // returns the state that an accepted request leaves.
 func takeQuota(state limit.State, now int64, op *Op, earlier limit.Request) (limit.State, limit.Grant, error) {
 	next, grant, err := state.Quota.Take(now, op.Quota, op.N, earlier)
-	switch {
-	case errors.Is(err, limit.ErrInvalid):
-		return state, limit.Grant{}, err
-	case !state.Is(limit.KindQuota):
-		return state, limit.Grant{}, ErrWrongKind
-	case err != nil:
+	if err := refused(err, state, limit.KindQuota); err != nil {
 		return state, limit.Grant{}, err
 	}
 	return limit.State{Kind: limit.KindQuota, Quota: next}, grant, nil

@@ -43,7 +43,7 @@ func (l *Limiter) view(applied uint64) (*View, error) {
 	}
 	it, err := l.iter(nil, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrStorage, err)
+		return nil, storageError(err)
 	}
 	v := closedViews.Get().(*View)
 	v.l, v.it, v.round, v.now = l, it, l.rounds.applying.Load(), l.clock.now()

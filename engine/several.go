@@ -2,7 +2,6 @@ package engine
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math/bits"
 	"sync"
@@ -18,10 +17,10 @@ type Charge struct {
 }
 
 // ThrottleAll charges all of 1 to MaxTogether charges if all of them may pass,
-// and none of them if not. The decisions are in the order of the charges. Where all
-// pass they are those of Throttle. Where some deny, Remaining and ResetAfter tell
-// how the keys were and are, and after the RetryAfter of limit.Decisions all would
-// pass, if nobody else came.
+// and none of them if not. All were charged if limit.Decisions.Denied is 0. If not
+// then none was, though those that might have passed are Allowed; Remaining and
+// ResetAfter tell how the keys were and are, and after limit.Decisions.RetryAfter
+// all would pass, if nobody else came. The decisions are in the order of the charges.
 //
 // Each limit needs a key of its own. What may happen ten times a minute and a
 // hundred times a day has two, such as user:42/minute and user:42/day: a key is one
@@ -95,11 +94,10 @@ func (l *Limiter) stepTogether(ops []Op, rs []Result) error {
 	if err := l.checkTogether(ops); err != nil {
 		return err
 	}
-	g := groups.Get().(*group)
+	g := l.gather(ops)
 	defer g.release()
-	g.gather(l, ops)
-	if ops[0].Verb.looks() {
-		return l.lookTogether(g, ops[0].Verb, rs)
+	if g.verb.looks() {
+		return l.lookTogether(g, rs)
 	}
 	var held shardSet
 	for i := range g.turns {
@@ -107,14 +105,16 @@ func (l *Limiter) stepTogether(ops []Op, rs []Result) error {
 	}
 	held.lock(l)
 	defer held.unlock(l)
-	return l.changeTogether(g, l.clock.now(), ops[0].Verb, rs)
+	return l.runTogether(g, l.clock.now(), rs)
 }
 
 // checkTogether returns what is wrong with the arguments of ops.
 func (l *Limiter) checkTogether(ops []Op) error {
 	switch with := ops[0].With; {
-	case with < 0 || with >= MaxTogether:
-		return fmt.Errorf("%w: %d charges together, want 1..%d", limit.ErrInvalid, with+1, MaxTogether)
+	case with < 0:
+		return fmt.Errorf("%w: no charges", limit.ErrInvalid)
+	case with >= MaxTogether:
+		return fmt.Errorf("%w: more than %d charges together", limit.ErrInvalid, MaxTogether)
 	case with > len(ops)-1:
 		return fmt.Errorf("%w: %d operations to go with the first, of which there are %d", limit.ErrInvalid, with, len(ops)-1)
 	}
@@ -132,6 +132,7 @@ func (l *Limiter) checkTogether(ops []Op) error {
 // group is several operations on their way: the rows, and for each of their
 // keys a turn and a state.
 type group struct {
+	verb      Verb
 	rows      []limit.Row
 	turns     []turn
 	states    []limit.GCRAState
@@ -147,8 +148,11 @@ func (g *group) release() {
 	groups.Put(g)
 }
 
-// gather takes down ops, and the turns of their keys.
-func (g *group) gather(l *Limiter, ops []Op) {
+// gather returns the group of ops, with the turns of their keys, none of them taken.
+// Whoever calls it releases it.
+func (l *Limiter) gather(ops []Op) *group {
+	g := groups.Get().(*group)
+	g.verb = ops[0].Verb
 	for i := range ops {
 		op := &ops[i]
 		t := l.turnOf(op.Key)
@@ -163,12 +167,13 @@ func (g *group) gather(l *Limiter, ops []Op) {
 	}
 	g.states = append(g.states[:0], make([]limit.GCRAState, len(g.turns))...)
 	g.decisions = append(g.decisions[:0], make([]limit.Decision, len(ops))...)
+	return g
 }
 
 // decide decides the rows, at now, on the states of the turns.
-func (g *group) decide(verb Verb, now int64, rs []Result) error {
+func (g *group) decide(now int64, rs []Result) error {
 	decide := limit.TakeEach
-	if verb == OpThrottleAll || verb == OpProbeAll {
+	if g.verb == OpThrottleAll || g.verb == OpProbeAll {
 		decide = limit.TakeAll
 	}
 	for i := range g.turns {
@@ -176,8 +181,8 @@ func (g *group) decide(verb Verb, now int64, rs []Result) error {
 	}
 	err := decide(now, g.states, g.rows, g.decisions)
 	for i := range g.turns {
-		if !g.turns[i].state.Is(limit.KindGCRA) && !errors.Is(err, limit.ErrInvalid) {
-			return ErrWrongKind
+		if t := &g.turns[i]; refused(err, t.state, limit.KindGCRA) == ErrWrongKind {
+			return fmt.Errorf("%w: %q", ErrWrongKind, t.key)
 		}
 	}
 	if err != nil {
@@ -189,9 +194,9 @@ func (g *group) decide(verb Verb, now int64, rs []Result) error {
 	return nil
 }
 
-// changeTogether carries out what g has gathered, at now. Whoever calls it holds
-// the mutexes of all shards that the keys are of.
-func (l *Limiter) changeTogether(g *group, now int64, verb Verb, rs []Result) error {
+// runTogether carries out g at now, in the turns of its keys. Whoever calls it
+// holds the mutexes of all shards that these are of.
+func (l *Limiter) runTogether(g *group, now int64, rs []Result) error {
 	for i := range g.turns {
 		t := &g.turns[i]
 		t.now = now
@@ -199,10 +204,10 @@ func (l *Limiter) changeTogether(g *group, now int64, verb Verb, rs []Result) er
 			return err
 		}
 	}
-	err := g.decide(verb, now, rs)
+	err := g.decide(now, rs)
 	for i := range g.turns {
 		t := &g.turns[i]
-		if next := g.states[i]; err == nil && !verb.looks() && next != t.state.GCRA {
+		if next := g.states[i]; err == nil && !g.verb.looks() && next != t.state.GCRA {
 			t.sh.cache.keep(t.entry, l.rounds.applied.Load())
 			l.put(t, limit.State{Kind: limit.KindGCRA, GCRA: next})
 		}
@@ -214,8 +219,8 @@ func (l *Limiter) changeTogether(g *group, now int64, verb Verb, rs []Result) er
 	return err
 }
 
-// lookTogether carries out what g has gathered and changes nothing.
-func (l *Limiter) lookTogether(g *group, verb Verb, rs []Result) error {
+// lookTogether carries out g, which changes nothing, on a view of its own.
+func (l *Limiter) lookTogether(g *group, rs []Result) error {
 	var staged uint64
 	for i := range g.turns {
 		staged = max(staged, l.stagedRound(g.turns[i].slice, g.turns[i].key))
@@ -228,17 +233,17 @@ func (l *Limiter) lookTogether(g *group, verb Verb, rs []Result) error {
 	for i := range rs {
 		rs[i].round = v.round
 	}
-	return v.lookTogether(g, verb, rs)
+	return v.lookTogether(g, rs)
 }
 
-func (v *View) lookTogether(g *group, verb Verb, rs []Result) (err error) {
+func (v *View) lookTogether(g *group, rs []Result) (err error) {
 	for i := range g.turns {
 		t := &g.turns[i]
 		if t.state, err = v.state(t.key); err != nil {
 			return err
 		}
 	}
-	return g.decide(verb, v.now, rs)
+	return g.decide(v.now, rs)
 }
 
 // ProbeAll answers what ThrottleAll would have answered at the instant of the
@@ -258,11 +263,10 @@ func (v *View) several(verb Verb, charges []Charge) (limit.Decisions, error) {
 	if err := v.l.checkTogether(ops); err != nil {
 		return nil, err
 	}
-	g := groups.Get().(*group)
+	g := v.l.gather(ops)
 	defer g.release()
-	g.gather(v.l, ops)
 	rs := make([]Result, len(ops))
-	rs[0].Err = v.lookTogether(g, verb, rs)
+	rs[0].Err = v.lookTogether(g, rs)
 	return decisionsOf(charges, rs)
 }
 
@@ -270,7 +274,7 @@ func (v *View) several(verb Verb, charges []Charge) (limit.Decisions, error) {
 // ascending order, whatever the order they were added in.
 type shardSet uint64
 
-var _ = [1]struct{}{}[shardCount-64] // a bit for each
+const _ = uint(64 - shardCount) // a bit for each
 
 func (s *shardSet) add(slice uint16) { *s |= 1 << (slice >> (16 - shardBits)) }
 

@@ -357,11 +357,27 @@ func (s *store) iter(lower, upper []byte) (it *pebble.Iterator, err error) {
 
 // write makes b visible. With sync SyncWait of b returns when it is on disk.
 func (s *store) write(b *pebble.Batch, sync bool) (err error) {
-	defer s.recoverClosed(&err)
+	defer s.recoverWrite(&err)
 	if sync {
 		return s.db.ApplyNoSyncWait(b, pebble.Sync)
 	}
 	return s.db.Apply(b, pebble.NoSync)
+}
+
+// recoverWrite makes a failure of a panic, since a round that was cut must come to an
+// end. Pebble panics where a store is closed, or can't take what an application has
+// put into a batch.
+func (s *store) recoverWrite(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case error:
+		if s.lent && isClosed(s.db) {
+			r = errStoreClosed
+		}
+		*err = s.failure.set(r)
+	default:
+		*err = s.failure.set(fmt.Errorf("a write has panicked: %v", r))
+	}
 }
 
 // isEmpty tells whether db holds no key at all under the prefix of keys.

@@ -53,7 +53,6 @@ const slowUpdate = 10 * time.Second
 type Tx struct {
 	l     *Limiter
 	now   int64
-	round uint64 // the newest that an answer rests on
 	ops   int
 	batch *pebble.Batch // nil until it is asked for
 	over  bool
@@ -73,18 +72,17 @@ type Tx struct {
 //		return tx.Batch().Set(orderKey, order, nil)
 //	})
 //
-// While fn runs no other call of the limiter goes on, so fn must be quick.
-//
-// Fn must not call the limiter, which would wait for fn for ever: see Tx. The logger
-// is warned of one that runs for ten seconds.
+// While fn runs no other call of the limiter goes on. So fn must be quick, and must
+// not call the limiter: see Tx. The logger is warned of one that runs for ten seconds.
 //
 // No other transaction of the limiter comes between what fn reads in the store and
 // what it writes there; but what the application writes outside of Update can. A
 // request of a quota that was accepted before is answered as it was then, with
 // Replay, and what fn wrote with it is there.
 //
-// Errors: what fn returns, ErrReservedKey, ErrTxTooLarge, ErrTxCommitted, ErrClosed
-// and ErrStorage, with which alone it is unknown whether anything was written.
+// Errors: what fn returns; ErrReservedKey, ErrTxTooLarge, ErrTxCommitted, or one that
+// names a record which the store's format version is too old for; ErrClosed; and
+// ErrStorage, with which alone it is unknown whether anything was written.
 func (l *Limiter) Update(fn func(*Tx) error) error {
 	if !l.calls.enter() {
 		return ErrClosed
@@ -128,20 +126,21 @@ func (l *Limiter) update(fn func(*Tx) error) (round uint64, err error) {
 		l.opts.Logger.Warn("the function of an Update goes on and on; does it call the limiter, which waits for it?", "for", slowUpdate)
 	})
 	defer slow.Stop()
+	seen := rs.open.seq - 1 // fn may read all that is applied, the application's too
 	tx := &Tx{l: l, now: l.clock.now()}
 	defer func() { tx.over = true }()
 	if err = fn(tx); err == nil {
 		err = tx.check()
 	}
 	if err != nil {
-		return tx.round, err
+		return seen, err
 	}
 	r, b := rs.open, tx.batch
-	if r.staged.Load() == 0 && (b == nil || b.Empty()) {
-		return tx.round, nil
-	}
-	if b == nil {
-		b = l.db.NewBatch()
+	if b == nil || b.Empty() {
+		if r.staged.Load() == 0 {
+			return seen, nil
+		}
+		b = l.db.NewBatch() // an empty one that fn has committed takes no more
 	}
 	r.sync = r.sync || always
 	sh := &l.shards[0] // a row, too, may tell of this instant
@@ -156,7 +155,8 @@ func (l *Limiter) update(fn func(*Tx) error) (round uint64, err error) {
 }
 
 // abort forgets all that is staged. Whoever calls it holds the mutexes of all
-// shards, and has staged it since the last round was applied.
+// shards, and has staged it since the last round was applied. The marks stay where
+// the transaction has raised them: it is an instant that has been.
 func (l *Limiter) abort() {
 	open := l.rounds.open
 	if open.staged.Swap(0) == 0 {
@@ -164,10 +164,10 @@ func (l *Limiter) abort() {
 	}
 	for i := range l.shards {
 		sh := &l.shards[i]
-		for i, e := range sh.staged {
+		for _, e := range sh.staged {
 			sh.cache.evict(e) // the store knows what it was
-			sh.staged[i] = nil
 		}
+		clear(sh.staged)
 		sh.staged = sh.staged[:0]
 		if sh.beside != nil {
 			sh.beside.Reset()
@@ -182,9 +182,11 @@ func (tx *Tx) Now() time.Time { return time.Unix(0, tx.now) }
 // Batch returns the batch that the application's own writes go into: an indexed
 // one, which reads what is in the store and what was put into it before, but nothing
 // that tx has decided. Update commits it, and no one else may. To close it is not
-// needed and does nothing; it must not be used after fn has returned. Of a limiter's keys, those under its Options.Prefix, it
-// may have none, nor a range with some of them: then Update returns
-// ErrReservedKey. In a store that Open has opened all keys are the limiter's.
+// needed and does nothing; it must not be used after fn has returned.
+//
+// Of a limiter's keys, those under its Options.Prefix, it may have none, nor a range
+// with some of them: then Update returns ErrReservedKey. In a store that Open has
+// opened all keys are the limiter's.
 func (tx *Tx) Batch() *pebble.Batch {
 	if tx.batch == nil {
 		tx.batch = tx.l.db.NewIndexedBatch()
@@ -217,8 +219,13 @@ func (tx *Tx) check() error {
 		if !ok {
 			return nil
 		}
-		if kind == pebble.InternalKeyKindLogData {
+		switch kind {
+		case pebble.InternalKeyKindLogData:
 			continue
+		case pebble.InternalKeyKindDeleteSized: // for which Pebble would panic
+			if v := tx.l.db.FormatMajorVersion(); v < pebble.FormatDeleteSizedAndObsolete {
+				return fmt.Errorf("engine: DeleteSized in a store of format version %d", v)
+			}
 		}
 		end := endOf(kind, value)
 		for _, span := range reserved {
@@ -251,12 +258,9 @@ func (tx *Tx) Do(ops []Op, dst []Result) []Result {
 		n := together(ops[i:])
 		at := len(dst)
 		dst = append(dst, make([]Result, n)...)
-		err := tx.step(ops[i:i+n], dst[at:])
+		err := tx.l.rootOf(tx.step(ops[i:i+n], dst[at:]))
 		for j := range dst[at:] {
 			dst[at+j].Err = err
-			// What rests on the transaction itself has no round yet, and if it is
-			// aborted never will. It rests on what was there before.
-			tx.round = max(tx.round, min(dst[at+j].round, tx.l.rounds.open.seq-1))
 		}
 		i += n
 	}
@@ -278,10 +282,9 @@ func (tx *Tx) step(ops []Op, rs []Result) error {
 		if err := l.checkTogether(ops); err != nil {
 			return err
 		}
-		g := groups.Get().(*group)
+		g := l.gather(ops)
 		defer g.release()
-		g.gather(l, ops)
-		return l.changeTogether(g, tx.now, ops[0].Verb, rs)
+		return l.runTogether(g, tx.now, rs)
 	}
 	op, r := &ops[0], &rs[0]
 	if err := l.check(op); err != nil {
@@ -333,22 +336,26 @@ func (tx *Tx) Refund(key []byte, r limit.Rate, n int64) (limit.Decision, error) 
 
 // ThrottleAll is Limiter.ThrottleAll in the transaction.
 func (tx *Tx) ThrottleAll(charges ...Charge) (limit.Decisions, error) {
-	return decisionsOf(charges, tx.Do(opsOf(OpThrottleAll, charges), nil))
+	return tx.several(OpThrottleAll, charges)
 }
 
 // ThrottleEach is Limiter.ThrottleEach in the transaction.
 func (tx *Tx) ThrottleEach(charges ...Charge) (limit.Decisions, error) {
-	return decisionsOf(charges, tx.Do(opsOf(OpThrottleEach, charges), nil))
+	return tx.several(OpThrottleEach, charges)
 }
 
 // ProbeAll is Limiter.ProbeAll in the transaction.
 func (tx *Tx) ProbeAll(charges ...Charge) (limit.Decisions, error) {
-	return decisionsOf(charges, tx.Do(opsOf(OpProbeAll, charges), nil))
+	return tx.several(OpProbeAll, charges)
 }
 
 // ProbeEach is Limiter.ProbeEach in the transaction.
 func (tx *Tx) ProbeEach(charges ...Charge) (limit.Decisions, error) {
-	return decisionsOf(charges, tx.Do(opsOf(OpProbeEach, charges), nil))
+	return tx.several(OpProbeEach, charges)
+}
+
+func (tx *Tx) several(verb Verb, charges []Charge) (limit.Decisions, error) {
+	return decisionsOf(charges, tx.Do(opsOf(verb, charges), nil))
 }
 
 // TakeQuota is Limiter.TakeQuota in the transaction.

@@ -631,6 +631,24 @@ func TestUpdateCommitted(t *testing.T) {
 	}
 }
 
+// TestUpdateCommitsNothing has the function commit the batch before there is
+// anything in it, which is no harm.
+func TestUpdateCommitsNothing(t *testing.T) {
+	_, l := openApp(t, vfs.NewMem(), engine.Options{Now: tickingClock()})
+	for range 2 {
+		err := l.Update(func(tx *engine.Tx) error {
+			_, err := tx.Throttle([]byte("k"), bucket(10), 2)
+			return errors.Join(err, tx.Batch().Commit(pebble.Sync))
+		})
+		if err != nil {
+			t.Errorf("Update = %v", err)
+		}
+	}
+	if d, err := l.Probe([]byte("k"), bucket(10), 0); d.Remaining != 6 || err != nil {
+		t.Errorf("Probe = %+v, %v, want 4 charged", d, err)
+	}
+}
+
 // TestUpdateClosed has functions close the batch, as one does with batches, and
 // others draw batches from Pebble's pool meanwhile.
 func TestUpdateClosed(t *testing.T) {
@@ -727,17 +745,11 @@ func TestUpdateWaitsForTheDisk(t *testing.T) {
 		}, aborted},
 		"charge of another key": {func(tx *engine.Tx) error { _, err := tx.Throttle([]byte("other"), bucket(10), 1); return err }, nil},
 		"absent key, aborted":   {func(tx *engine.Tx) error { _, _ = tx.Stat([]byte("absent")); return aborted }, aborted},
-	}
-	free := map[string]struct {
-		fn   func(*engine.Tx) error
-		want error
-	}{
-		"nothing":                {func(tx *engine.Tx) error { return nil }, nil},
-		"nothing, aborted":       {func(tx *engine.Tx) error { return aborted }, aborted},
-		"denial on an idle key":  {func(tx *engine.Tx) error { _, err := tx.Throttle([]byte("idle"), bucket(10), 1); return err }, nil},
-		"an idle key, aborted":   {func(tx *engine.Tx) error { _, _ = tx.Stat([]byte("idle")); return aborted }, aborted},
-		"an empty batch":         {func(tx *engine.Tx) error { tx.Batch(); return nil }, nil},
-		"a refused row, aborted": {func(tx *engine.Tx) error { return tx.Batch().Set([]byte("row"), nil, nil) }, engine.ErrReservedKey},
+		"denial on an idle key": {func(tx *engine.Tx) error { _, err := tx.Throttle([]byte("idle"), bucket(10), 1); return err }, nil},
+		"a refused row":         {func(tx *engine.Tx) error { return tx.Batch().Set([]byte("row"), nil, nil) }, engine.ErrReservedKey},
+		// The function may have read what nobody knows of.
+		"nothing, aborted": {func(tx *engine.Tx) error { return aborted }, aborted},
+		"an empty batch":   {func(tx *engine.Tx) error { tx.Batch(); return nil }, nil},
 	}
 	for name, test := range waiting {
 		t.Run(name, func(t *testing.T) {
@@ -753,23 +765,6 @@ func TestUpdateWaitsForTheDisk(t *testing.T) {
 				if got := p.returned[name]; !errors.Is(got, test.want) {
 					t.Errorf("Update = %v, want %v", got, test.want)
 				}
-			})
-		})
-	}
-	for name, test := range free {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, engine.Options{Now: tickingClock(), NoPurge: true}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
-				must(t, throttle(l, "k", 1), throttle(l, "idle", 10))
-				d.hold()
-				var p pending
-				p.start("charge", throttle(l, "k", 2))
-				p.start(name, func() error { return l.Update(test.fn) })
-				p.want(t, "charge")
-				if got := p.returned[name]; !errors.Is(got, test.want) {
-					t.Errorf("Update = %v, want %v", got, test.want)
-				}
-				d.release()
-				p.calls.Wait()
 			})
 		})
 	}
@@ -1019,4 +1014,27 @@ func TestUpdateBesideOthers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUpdateOldFormat puts what an old format does not have into a transaction.
+func TestUpdateOldFormat(t *testing.T) {
+	db, err := pebble.Open("app", &pebble.Options{FS: vfs.NewMem(), Logger: quiet{}, FormatMajorVersion: pebble.FormatMinSupported})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	l, err := engine.New(db, &engine.Options{Prefix: []byte("limits/")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	before := contents(t, db)
+	err = l.Update(func(tx *engine.Tx) error {
+		_, err := tx.Throttle([]byte("k"), bucket(10), 1)
+		return errors.Join(err, tx.Batch().DeleteSized([]byte("row"), 10, nil))
+	})
+	if err == nil || errors.Is(err, engine.ErrStorage) || !maps.Equal(contents(t, db), before) {
+		t.Errorf("Update with DeleteSized = %v, want it refused", err)
+	}
+	must(t, throttle(l, "k", 1))
 }

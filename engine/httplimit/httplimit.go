@@ -46,10 +46,10 @@ type Policy struct {
 	// nothing.
 	Shadow bool
 
-	// FailOpen lets a request pass when the limiter's store can't tell whether
-	// it may. By default it is refused with status 503. An error that is about
-	// the request itself refuses it in any case, since a client could bring it
-	// about: limit.ErrInvalid, for a negative cost, and limit.ErrOutOfRange.
+	// FailOpen lets a request pass when the limiter's store has failed or is closed.
+	// By default it is refused with status 503. An error that is about the request
+	// or its key refuses it in any case, since a client could bring it about: a
+	// negative cost, say, or a key that holds another kind of limit.
 	FailOpen bool
 
 	// Denied answers the requests that are denied. The RateLimit fields and
@@ -181,7 +181,7 @@ func (m *Middleware) decide(r *http.Request) Event {
 	}
 	e.Decision, e.Err = m.limiter.Throttle([]byte(e.Key), m.policy.Rate, e.Cost)
 	switch {
-	case e.Err != nil && (m.policy.Shadow || m.policy.FailOpen && !ofRequest(e.Err)):
+	case e.Err != nil && (m.policy.Shadow || m.policy.FailOpen && ofStore(e.Err)):
 		e.Outcome = ErrorPassed
 	case e.Err != nil:
 		e.Outcome = ErrorRefused
@@ -193,11 +193,10 @@ func (m *Middleware) decide(r *http.Request) Event {
 	return e
 }
 
-// ofRequest tells whether err is about a request, and not about the store. A
-// client that can choose its cost could bring it about, so it must not open the
-// way.
-func ofRequest(err error) bool {
-	return errors.Is(err, limit.ErrInvalid) || errors.Is(err, limit.ErrOutOfRange)
+// ofStore tells whether err is about the store, and not about a request or a key. A
+// client that could bring about one of those must not open the way.
+func ofStore(err error) bool {
+	return errors.Is(err, engine.ErrStorage) || errors.Is(err, engine.ErrClosed)
 }
 
 // deny answers a request that d denies.

@@ -291,7 +291,7 @@ func TestErrors(t *testing.T) {
 			prepare: func(*engine.Limiter) { failing.Store(true) }, opens: true,
 		},
 		{
-			name: "another kind", want: engine.ErrWrongKind, opens: true,
+			name: "another kind", want: engine.ErrWrongKind,
 			prepare: func(l *engine.Limiter) {
 				l.Allow([]byte("test:192.0.2.1"), limit.Rolling{Limit: 1, Window: time.Hour})
 			},

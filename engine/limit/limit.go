@@ -121,8 +121,8 @@ func validateWindow(window time.Duration) error {
 
 // Decision is the answer of GCRA to a call.
 type Decision struct {
-	// Allowed tells whether the call passed and, unless it was a probe, has
-	// been charged.
+	// Allowed tells whether the call passed and, unless it was a probe or goes
+	// together with one that is denied, has been charged.
 	Allowed bool
 
 	// Limit is the most that can pass at once: the burst plus one.

@@ -21,10 +21,10 @@ func TestQuotaValidate(t *testing.T) {
 		{limit.Quota{Limit: -1, Window: 1}, "limit -1 "},
 		{limit.Quota{Limit: math.MinInt64, Window: 1}, "limit -9223372036854775808 "},
 		{limit.Quota{Limit: limit.MaxLimit + 1, Window: 1}, "limit 9007199254740992 "},
-		{limit.Quota{Limit: 1, Window: 0}, "window 0 ns"},
-		{limit.Quota{Limit: 1, Window: -1}, "window -1 ns"},
-		{limit.Quota{Limit: 1, Window: limit.MaxWindow + 1}, "window 315360000000000001 ns"},
-		{limit.Quota{Limit: 1, Window: math.MaxInt64}, "window 9223372036854775807 ns"},
+		{limit.Quota{Limit: 1, Window: 0}, "window 0s is outside"},
+		{limit.Quota{Limit: 1, Window: -1}, "window -1ns is outside"},
+		{limit.Quota{Limit: 1, Window: limit.MaxWindow + 1}, "window 87600h0m0.000000001s is outside"},
+		{limit.Quota{Limit: 1, Window: math.MaxInt64}, "window 2562047h47m16.854775807s is outside"},
 	} {
 		err := test.q.Validate()
 		if test.text == "" && err != nil || test.text != "" && (!errors.Is(err, limit.ErrInvalid) || !strings.Contains(err.Error(), test.text)) {
@@ -71,7 +71,7 @@ func TestQuotaTakeErrors(t *testing.T) {
 		text    string
 	}{
 		{open, start, limit.Quota{Limit: 0, Window: 1}, 1, none, limit.ErrInvalid, "limit 0 "},
-		{open, start, limit.Quota{Limit: 1, Window: 0}, 1, none, limit.ErrInvalid, "window 0 ns"},
+		{open, start, limit.Quota{Limit: 1, Window: 0}, 1, none, limit.ErrInvalid, "window 0s is outside"},
 		{open, start, q, 0, none, limit.ErrInvalid, "cost 0 is outside 1..5"},
 		{open, start, q, -1, none, limit.ErrInvalid, "cost -1 "},
 		{open, start, q, math.MinInt64, none, limit.ErrInvalid, "cost -9223372036854775808 "},

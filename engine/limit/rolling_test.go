@@ -24,9 +24,9 @@ func TestRollingValidate(t *testing.T) {
 		{limit.Rolling{Limit: limit.MaxLimit, Window: limit.MaxWindow}, ""},
 		{limit.Rolling{Limit: limit.MaxLimit + 1, Window: 1}, "limit 9007199254740992 "},
 		{limit.Rolling{Limit: math.MaxInt64, Window: 1}, "limit 9223372036854775807 "},
-		{limit.Rolling{Limit: 1, Window: 0}, "window 0 ns"},
-		{limit.Rolling{Limit: 1, Window: math.MinInt64}, "window -9223372036854775808 ns"},
-		{limit.Rolling{Limit: 1, Window: limit.MaxWindow + 1}, "window 315360000000000001 ns"},
+		{limit.Rolling{Limit: 1, Window: 0}, "window 0s is outside"},
+		{limit.Rolling{Limit: 1, Window: math.MinInt64}, "window -2562047h47m16.854775808s is outside"},
+		{limit.Rolling{Limit: 1, Window: limit.MaxWindow + 1}, "window 87600h0m0.000000001s is outside"},
 	} {
 		err := test.r.Validate()
 		if test.text == "" && err != nil || test.text != "" && (!errors.Is(err, limit.ErrInvalid) || !strings.Contains(err.Error(), test.text)) {

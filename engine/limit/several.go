@@ -1,6 +1,9 @@
 package limit
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Row is one of several charges that are decided together.
 type Row struct {
@@ -112,9 +115,9 @@ func TakeEach(now int64, states []GCRAState, rows []Row, decisions []Decision) e
 const fewStates = 16
 
 func checkRows(rows []Row) error {
-	for _, row := range rows {
+	for i, row := range rows {
 		if err := row.Rate.check(row.N); err != nil {
-			return err
+			return fmt.Errorf("%w: row %d of %d", err, i+1, len(rows))
 		}
 	}
 	return nil
