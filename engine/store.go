@@ -364,20 +364,24 @@ func (s *store) write(b *pebble.Batch, sync bool) (err error) {
 	return s.db.Apply(b, pebble.NoSync)
 }
 
-// recoverWrite makes a failure of a panic, since a round that was cut must come to an
-// end. Pebble panics where a store is closed, or can't take what an application has
-// put into a batch.
+// recoverWrite makes a failure of a panic in the store of an application, since a
+// round that was cut must come to an end there. Pebble panics where a store is closed,
+// or can't take what was put into a batch.
 func (s *store) recoverWrite(err *error) {
-	switch r := recover().(type) {
-	case nil:
-	case error:
-		if s.lent && isClosed(s.db) {
-			r = errStoreClosed
-		}
-		*err = s.failure.set(r)
-	default:
-		*err = s.failure.set(fmt.Errorf("a write has panicked: %v", r))
+	r := recover()
+	if r == nil {
+		return
 	}
+	cause, ok := r.(error)
+	switch {
+	case !s.lent:
+		panic(r)
+	case isClosed(s.db):
+		cause = errStoreClosed
+	case !ok:
+		cause = fmt.Errorf("a write has panicked: %v", r)
+	}
+	*err = s.failure.set(cause)
 }
 
 // isEmpty tells whether db holds no key at all under the prefix of keys.
