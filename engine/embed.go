@@ -41,8 +41,8 @@ const MaxPrefixLen = 256
 // way after the calls have returned.
 //
 // There may be several limiters in one store, as long as no prefix begins with
-// another; a transaction is of one of them. Of opts it does not take FS, which is the application's affair, nor
-// BlockCacheSize.
+// another; a transaction is of one of them. Of opts New does not take FS, which is
+// the application's affair, nor BlockCacheSize.
 //
 // What the application decides by opening the store holds for the limiter too:
 //
@@ -67,9 +67,8 @@ const MaxPrefixLen = 256
 //     store's compactions if the application has it opened with Options.Events.
 //
 // Errors: limit.ErrInvalid; ErrInUse if another limiter has the prefix, or one of the
-// two begins with the other; ErrForeign for one under which
-// there is something else, or that is inside what another limiter has left;
-// ErrComparer, ErrNotWritable, ErrNewerFormat, ErrCorrupt for a mark that can't be
+// two begins with the other; ErrForeign for one under which there is something
+// else, or that is inside what another limiter has left; ErrComparer, ErrNotWritable, ErrNewerFormat, ErrCorrupt for a mark that can't be
 // read, or ErrStorage with what Pebble says.
 func New(db *pebble.DB, opts *Options) (_ *Limiter, err error) {
 	o, err := opts.complete()
@@ -83,14 +82,14 @@ func New(db *pebble.DB, opts *Options) (_ *Limiter, err error) {
 	}
 	o.Prefix = bytes.Clone(o.Prefix)
 	l := newLimiter(codec.Keyspace{Prefix: o.Prefix}, o)
-	if err := lent.take(db, o.Prefix); err != nil {
+	if err := registry.take(db, o.Prefix); err != nil {
 		return nil, err
 	}
 	l.db, l.lent = db, true
 	o.Events.add(&l.store, l.purger.tablesWritten(l.keys))
 	l.opened = append(l.opened, closer(func() {
 		o.Events.remove(&l.store)
-		lent.giveBack(db, o.Prefix)
+		registry.giveBack(db, o.Prefix)
 	}))
 	if err := l.settleIn(); err != nil {
 		return nil, errors.Join(err, l.store.close())
@@ -211,8 +210,8 @@ func checkGap(db *pebble.DB, keys *codec.Keyspace, lower, upper []byte) error {
 	return storageError(it.Error())
 }
 
-// lent is what limiters have of the stores of applications.
-var lent = loans{prefixes: make(map[*pebble.DB][][]byte)}
+// registry is what limiters have of the stores of applications.
+var registry = loans{prefixes: make(map[*pebble.DB][][]byte)}
 
 // loans knows under which prefixes of which stores there are limiters: two in one
 // place would each go by a cache of its own.
@@ -272,7 +271,7 @@ func (s *store) reserved() []span {
 		return []span{{}}
 	}
 	var spans []span
-	for _, prefix := range lent.of(s.db) {
+	for _, prefix := range registry.of(s.db) {
 		lower, upper := codec.Keyspace{Prefix: prefix}.Bounds()
 		spans = append(spans, span{lower, upper})
 	}

@@ -276,7 +276,7 @@ type shardSet uint64
 
 const _ = uint(64 - shardCount) // a bit for each
 
-func (s *shardSet) add(slice uint16) { *s |= 1 << (slice >> (16 - shardBits)) }
+func (s *shardSet) add(slice uint16) { *s |= 1 << shardNumber(slice) }
 
 func (s shardSet) lock(l *Limiter) {
 	for ; s != 0; s &= s - 1 {

@@ -44,9 +44,10 @@ type shard struct {
 	_ [64]byte // keeps the mutexes of neighbours out of one cache line
 }
 
-func (l *Limiter) shardOf(slice uint16) *shard {
-	return &l.shards[slice>>(16-shardBits)]
-}
+func (l *Limiter) shardOf(slice uint16) *shard { return &l.shards[shardNumber(slice)] }
+
+// shardNumber returns the number of the shard that slice is dealt to.
+func shardNumber(slice uint16) int { return int(slice >> (16 - shardBits)) }
 
 func (l *Limiter) lockAll() {
 	for i := range l.shards {
