@@ -28,10 +28,13 @@ type round struct {
 
 	token bool // it has one of inFlight
 
-	batch   *pebble.Batch
-	applied chan struct{} // closed when the batch is visible, or has failed
-	done    chan struct{} // closed when a synced round is on disk, or has failed
-	err     error         // why it failed; to be read after done
+	batch *pebble.Batch
+	err   error // why it failed; to be read after done
+
+	// Each is waited for until the batch has come so far, or has failed. They
+	// are no channels, of which each would be an allocation.
+	applied sync.WaitGroup // it is visible
+	done    sync.WaitGroup // it is on disk, if it is synced
 }
 
 const (
@@ -64,6 +67,7 @@ type rounds struct {
 
 	commitMu sync.Mutex // held from a cut until its batch is applied
 	unsynced bool       // something was applied behind the last sync; guarded by commitMu
+	mark     []byte     // scratch; guarded by commitMu
 
 	inFlight chan struct{} // a token for each round between cut and disk, but for those of transactions
 	updates  chan struct{} // a token for each transaction
@@ -93,7 +97,9 @@ func (rs *rounds) init() {
 
 // openNext opens round seq. Whoever calls it holds the mutexes of all shards.
 func (rs *rounds) openNext(seq uint64) {
-	r := &round{seq: seq, applied: make(chan struct{}), done: make(chan struct{})}
+	r := &round{seq: seq}
+	r.applied.Add(1)
+	r.done.Add(1)
 	rs.open = r
 	rs.recent[seq%recentRounds].Store(r)
 }
@@ -195,7 +201,7 @@ func (l *Limiter) ack() {
 		} else {
 			rs.durable.Store(r.seq)
 		}
-		close(r.done)
+		r.done.Done()
 		_ = r.batch.Close() // always nil for a batch that has been applied
 		r.batch = nil
 		rs.landed(r)
@@ -284,7 +290,8 @@ func (l *Limiter) apply(r *round, mark int64) {
 	if n := r.batch.Count(); n > 0 || r.clean {
 		rs.count.Add(1)
 		rs.writes.Add(uint64(n))
-		_ = r.batch.Set(l.markKey, codec.AppendMark(nil, codec.Mark{Now: mark, Clean: r.clean}), nil)
+		rs.mark = codec.AppendMark(rs.mark[:0], codec.Mark{Now: mark, Clean: r.clean})
+		_ = r.batch.Set(l.markKey, rs.mark, nil)
 	} else {
 		_ = r.batch.LogData(nil, nil) // a barrier behind what was applied before
 	}
@@ -299,12 +306,12 @@ func (l *Limiter) apply(r *round, mark int64) {
 		rs.applied.Store(r.seq)
 		rs.unsynced = !r.sync
 	}
-	close(r.applied)
+	r.applied.Done()
 	switch {
 	case err == nil && r.sync:
 		rs.acks <- r
 	default:
-		close(r.done)
+		r.done.Done()
 		if err == nil { // else Pebble may still hold on to it
 			_ = r.batch.Close()
 			r.batch = nil
@@ -324,7 +331,7 @@ func (l *Limiter) waitApplied(seq uint64) error {
 		return l.failure.get()
 	}
 	signal(rs.kick)
-	<-r.applied
+	r.applied.Wait()
 	return l.failure.get()
 }
 
@@ -338,7 +345,7 @@ func (l *Limiter) waitDurable(seq uint64) error {
 	if r == nil {
 		return l.failure.get()
 	}
-	<-r.done
+	r.done.Wait()
 	return r.err
 }
 

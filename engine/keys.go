@@ -128,6 +128,6 @@ func (l *Limiter) Sync() error {
 	r.sync = true
 	sh.mu.Unlock()
 	signal(l.rounds.kick)
-	<-r.done
+	r.done.Wait()
 	return r.err
 }
