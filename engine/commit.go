@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,9 +39,11 @@ type round struct {
 }
 
 const (
-	// maxInFlight is how many rounds may be on their way to the disk: while
-	// one is being synced, the next is built and written behind it.
-	maxInFlight = 2
+	// maxInFlight is how many rounds may be between cut and disk. Where callers
+	// wait for the disk it is one: what arrives while that is being synced goes
+	// into one round, not into a short one behind it and another. Where they
+	// don't, a round that is not synced passes by the one that is.
+	maxInFlight, maxInFlightUnawaited = 1, 2
 
 	// maxUpdates is how many transactions may be on their way, from waiting for
 	// their turn to the disk. Each may have two rounds there.
@@ -85,10 +88,14 @@ type rounds struct {
 	count, writes atomic.Uint64 // rounds applied, records in them
 }
 
-func (rs *rounds) init() {
-	rs.inFlight = make(chan struct{}, maxInFlight)
+func (rs *rounds) init(awaited bool) {
+	n := maxInFlightUnawaited
+	if awaited {
+		n = maxInFlight
+	}
+	rs.inFlight = make(chan struct{}, n)
 	rs.updates = make(chan struct{}, maxUpdates)
-	rs.acks = make(chan *round, maxInFlight+2*maxUpdates)
+	rs.acks = make(chan *round, n+2*maxUpdates)
 	rs.wake = make(chan struct{}, 1)
 	rs.kick = make(chan struct{}, 1)
 	rs.stop = make(chan struct{})
@@ -221,6 +228,11 @@ func (rs *rounds) landed(r *round) {
 func (l *Limiter) commit(sync bool) {
 	rs := &l.rounds
 	rs.inFlight <- struct{}{}
+	if sync {
+		// Those whom the round before this one has let go are about to come
+		// again. With a turn at the processor they are in time.
+		runtime.Gosched()
+	}
 	rs.commitMu.Lock()
 	defer rs.commitMu.Unlock()
 
@@ -259,8 +271,12 @@ func (l *Limiter) cut(b *pebble.Batch, unlock bool) (mark int64) {
 func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
 	drainBatch(sh.purged, b)
 	for i, e := range sh.staged {
+		if i%fetchAhead == 0 {
+			sh.fetched += fetch(sh.staged[i:min(i+fetchAhead, len(sh.staged))])
+		}
 		sh.count(e)
-		sh.key = l.keys.AppendHead(sh.key[:0], e.slice, []byte(e.key))
+		sh.user = append(sh.user[:0], e.key...)
+		sh.key = l.keys.AppendHead(sh.key[:0], e.slice, sh.user)
 		if e.state.Kind == limit.KindNone {
 			_ = b.Delete(sh.key, nil) // an open batch takes everything
 		} else {
@@ -273,6 +289,19 @@ func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
 	sh.staged = sh.staged[:0]
 	drainBatch(sh.beside, b)
 	sh.overlay.prune(l.rounds.applied.Load())
+}
+
+// fetchAhead is how many entries are fetched at a time.
+const fetchAhead = 16
+
+// fetch reads a byte of each part of entries that drain is about to need. A
+// processor has many reads of memory under way at once if nothing lies between
+// them, as it does in drain.
+func fetch(entries []*entry) (sum byte) {
+	for _, e := range entries {
+		sum += e.key[0] + byte(e.state.Kind) + byte(e.place)
+	}
+	return sum
 }
 
 // drainBatch moves what is staged in from, which may be nil, to b.

@@ -405,8 +405,8 @@ func permute[T any](s []T, do func([]T)) {
 	from(0)
 }
 
-// schedule is calls that fill the way to the disk: two rounds are in flight
-// and one is open, while others want to get in.
+// schedule is calls that fill the way to the disk: as many rounds as may be are
+// in flight and one is open, while others want to get in.
 func schedule(l *engine.Limiter, order []string) (p *pending) {
 	p = new(pending)
 	for _, name := range order {

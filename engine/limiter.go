@@ -102,7 +102,7 @@ func (l *Limiter) start(mark codec.Mark) error {
 		Ahead:   l.opts.PurgeAhead,
 		Confirm: l.opts.PurgeConfirm,
 	}
-	l.rounds.init()
+	l.rounds.init(l.opts.Durability == Always)
 	l.rounds.stopped.Add(2)
 	go l.run()
 	go l.ack()

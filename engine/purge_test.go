@@ -637,9 +637,9 @@ func TestNobodyWaitsForAPurge(t *testing.T) {
 	})
 }
 
-// TestPurgeWaitsForNobody purges while the disk holds back a charge, and while
-// a view is open.
-func TestPurgeWaitsForNobody(t *testing.T) {
+// TestPurgeWaitsForNoView purges while a view is open, and while the disk holds
+// back a charge. Only for the disk it waits, as whatever writes does.
+func TestPurgeWaitsForNoView(t *testing.T) {
 	clock := newManualClock(epoch)
 	inBubble(t, engine.Options{Now: clock.Now, NoPurge: true}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
 		must(t, hours(l, "dead", 1), hours(l, "live", 10), throttle(l, "full", 10))
@@ -655,13 +655,21 @@ func TestPurgeWaitsForNobody(t *testing.T) {
 			})
 		})
 		clock.Advance(time.Hour)
+		p.start("purge", func() error { return l.Purge(t.Context()) })
+		p.want(t, "view")
+		wantRecords(t, l, "live", "full")
+		clock.Advance(time.Hour)
+		must(t, hours(l, "brief", 1))
+		clock.Advance(time.Hour)
 		d.hold()
 		p.start("charge", hours(l, "live", 1))
-		p.start("purge", func() error { return l.Purge(t.Context()) })
+		p.start("purge behind it", func() error { return l.Purge(t.Context()) })
 		p.start("denial", throttle(l, "full", 10))
-		p.want(t, "view", "charge")
-		wantRecords(t, l, "live", "full")
+		p.want(t, "view", "charge", "purge behind it")
 		d.release()
+		synctest.Wait()
+		p.want(t, "view")
+		wantRecords(t, l, "live", "full")
 		close(endView)
 		p.calls.Wait()
 		for name, err := range p.returned {

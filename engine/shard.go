@@ -39,7 +39,8 @@ type shard struct {
 	purged   *pebble.Batch
 	sidecars [sidecarsPerShard]sidecar
 
-	key, value []byte // scratch
+	key, user, value []byte // scratch
+	fetched          byte   // what fetch has read, lest that be left out
 
 	_ [64]byte // keeps the mutexes of neighbours out of one cache line
 }
