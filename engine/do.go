@@ -26,14 +26,17 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 		return dst
 	}
 	defer l.calls.exit()
+	var held heldTurn
+	defer held.release()
 	for i := 0; i < len(ops); {
 		n := together(ops[i:])
 		err := l.failure.get()
 		if err == nil {
 			if ops[i].Verb.isForSeveral() {
+				held.release()
 				err = l.stepTogether(ops[i:i+n], results[i:i+n])
 			} else {
-				err = l.step(&ops[i], &results[i])
+				err = l.step(&held, &ops[i], &results[i])
 			}
 			err = l.rootOf(err)
 		}
@@ -42,6 +45,7 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 			i++
 		}
 	}
+	held.release()
 	l.settle(results)
 	return dst
 }
@@ -99,12 +103,42 @@ func (v Verb) looks() bool {
 	return false
 }
 
+// heldTurn is the mutex of a shard that a pipeline holds on to for operations
+// in a row on keys of that shard, as on a hot key. The zero value holds none.
+type heldTurn struct {
+	sh  *shard
+	ops int // how many it has been used for
+}
+
+// maxHeld is how many operations a turn is held on to for, at most: as many as
+// may be carried out together.
+const maxHeld = MaxTogether
+
+// take has h hold the mutex of sh.
+func (h *heldTurn) take(sh *shard) {
+	if h.sh != sh || h.ops == maxHeld {
+		h.release()
+		sh.mu.Lock()
+		h.sh = sh
+	}
+	h.ops++
+}
+
+// release lets go of what is held.
+func (h *heldTurn) release() {
+	if h.sh != nil {
+		h.sh.mu.Unlock()
+		*h = heldTurn{}
+	}
+}
+
 // step carries out op, as far as deciding and staging go.
-func (l *Limiter) step(op *Op, r *Result) error {
+func (l *Limiter) step(held *heldTurn, op *Op, r *Result) error {
 	if err := l.check(op); err != nil {
 		return err
 	}
 	if op.Verb.looks() {
+		held.release() // a look may wait for a round
 		v, err := l.viewOf(op.Key)
 		if err != nil {
 			return err
@@ -115,8 +149,7 @@ func (l *Limiter) step(op *Op, r *Result) error {
 		return v.look(op, r)
 	}
 	t := l.turnOf(op.Key)
-	t.sh.mu.Lock()
-	defer t.sh.mu.Unlock()
+	held.take(t.sh)
 	t.now = l.clock.now()
 	return l.change(&t, op, r)
 }
