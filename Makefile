@@ -1,6 +1,9 @@
 GO = go
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
+# The product, and the benchmarks against its peers.
+MODULES = . cmd/bench
+
 # How long to run each fuzz target: a number of inputs, since go test may report
 # the end of a time as a failure.
 FUZZTIME = 200000x
@@ -21,7 +24,7 @@ run:
 # All tests. Those that need redis-cli, or Node.js and npm, skip without them,
 # unless CI is set.
 test:
-	$(GO) test $(TESTFLAGS) ./...
+	for m in $(MODULES); do $(GO) test -C $$m $(TESTFLAGS) ./... || exit; done
 
 # The tests under the race detector, without the long ones. Needs a C compiler.
 race:
@@ -29,15 +32,17 @@ race:
 
 # Formatting, go.mod, vet and staticcheck.
 lint:
-	test -z "$$(gofmt -l . | tee /dev/stderr)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...
+	test -z "$$(gofmt -l . | tee /dev/stderr)"
+	for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...) || exit; done
 
 # Every fuzz target for FUZZTIME.
 fuzz:
 	@set -e; for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do echo "$$f in $$p"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$p; done; done
 
-# All benchmarks, five times each, for benchstat.
+# Gabion and its peers side by side, into ./bench-results. BENCHFLAGS=--help tells
+# how to measure a part.
 bench:
-	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./...
+	CGO_ENABLED=0 $(GO) build -C cmd/bench -o ../../bin/bench . && bin/bench $(BENCHFLAGS)
 
 # How long each test of crash goes on that could do so for ever.
 CRASHTIME = 10m

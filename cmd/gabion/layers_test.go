@@ -163,3 +163,44 @@ func clockReads(file *ast.File) (at []token.Pos) {
 	})
 	return at
 }
+
+// TestPeersStayOut holds that what gabion is only compared with does not get
+// into its own go.mod, nor the module that compares them.
+func TestPeersStayOut(t *testing.T) {
+	shared := []string{ // what the product needs, and its benchmarks as well
+		"github.com/cockroachdb/pebble/v2", "github.com/redis/go-redis/v9", "github.com/spf13/pflag", "golang.org/x/sys",
+	}
+	own := requirements(t, "../..")
+	for _, path := range append(requirements(t, "../bench"), module+"/cmd/bench") {
+		if slices.Contains(own, path) && !slices.Contains(shared, path) {
+			t.Errorf("go.mod requires %s, which is for cmd/bench", path)
+		}
+	}
+}
+
+// requirements returns the modules that the one in dir needs directly.
+func requirements(t *testing.T, dir string) (paths []string) {
+	t.Helper()
+	out, err := exec.Command("go", "mod", "edit", "-C", dir, "-json").Output()
+	if err != nil {
+		t.Fatalf("go mod edit: %v", err)
+	}
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	if err := json.Unmarshal(out, &mod); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range mod.Require {
+		if !r.Indirect {
+			paths = append(paths, r.Path)
+		}
+	}
+	if len(paths) == 0 {
+		t.Fatalf("the module in %s requires nothing: is it there?", dir)
+	}
+	return paths
+}
