@@ -39,11 +39,14 @@ type round struct {
 }
 
 const (
-	// maxInFlight is how many rounds may be between cut and disk. Where callers
-	// wait for the disk it is one: what arrives while that is being synced goes
-	// into one round, not into a short one behind it and another. Where they
-	// don't, a round that is not synced passes by the one that is.
-	maxInFlight, maxInFlightUnawaited = 1, 2
+	// maxInFlight is how many rounds may be between cut and disk where callers
+	// wait for the disk: what arrives while one is being synced goes into the
+	// next, not into a short one behind it and another.
+	maxInFlight = 1
+
+	// maxInFlightUnawaited is the same where nobody waits, so that a round that
+	// is not synced passes by the one that is.
+	maxInFlightUnawaited = 2
 
 	// maxUpdates is how many transactions may be on their way, from waiting for
 	// their turn to the disk. Each may have two rounds there.
@@ -228,7 +231,7 @@ func (rs *rounds) landed(r *round) {
 func (l *Limiter) commit(sync bool) {
 	rs := &l.rounds
 	rs.inFlight <- struct{}{}
-	if sync {
+	if l.opts.Durability == Always {
 		// Those whom the round before this one has let go are about to come
 		// again. With a turn at the processor they are in time.
 		runtime.Gosched()

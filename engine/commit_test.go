@@ -133,6 +133,42 @@ func (p *pending) want(t *testing.T, names ...string) {
 	}
 }
 
+// TestOneRoundAtATime makes charges while a sync is under way. All of them go
+// into the next round.
+func TestOneRoundAtATime(t *testing.T) {
+	now := func() time.Time { return epoch }
+	inBubble(t, engine.Options{Now: now, NoPurge: true}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
+		visible := func(key string) int64 {
+			s, err := l.Visible([]byte(key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return usedOf(s)
+		}
+		rounds := l.Metrics().Rounds
+		gate := d.hold()
+		var p pending
+		for _, key := range []string{"a", "b", "c"} {
+			p.start(key, throttle(l, key, 1))
+		}
+		p.want(t, "a", "b", "c")
+		if a, b := visible("a"), visible("b"); a != 1 || b != 0 {
+			t.Errorf("the store shows %d and %d used while the first is being synced, want 1 and 0", a, b)
+		}
+		gate <- nil
+		synctest.Wait()
+		p.want(t, "b", "c")
+		if b, c := visible("b"), visible("c"); b != 1 || c != 1 {
+			t.Errorf("the store shows %d and %d used behind the first sync, want both", b, c)
+		}
+		d.release()
+		p.calls.Wait()
+		if n := l.Metrics().Rounds - rounds; n != 2 {
+			t.Errorf("three charges went into %d rounds, want 2", n)
+		}
+	})
+}
+
 // TestAnswersWaitForTheDisk holds a charge back between becoming visible and
 // becoming durable. No answer may rest on it meanwhile.
 func TestAnswersWaitForTheDisk(t *testing.T) {

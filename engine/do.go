@@ -27,7 +27,7 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 	}
 	defer l.calls.exit()
 	var held heldTurn
-	defer held.release()
+	defer held.release() // a panic lets go, too
 	for i := 0; i < len(ops); {
 		n := together(ops[i:])
 		err := l.failure.get()
@@ -104,7 +104,9 @@ func (v Verb) looks() bool {
 }
 
 // heldTurn is the mutex of a shard that a pipeline holds on to for operations
-// in a row on keys of that shard, as on a hot key. The zero value holds none.
+// in a row on keys of that shard, as on a hot key. A cut takes all mutexes, so
+// who waits for a round lets go first, as does who takes another. The zero value
+// holds none.
 type heldTurn struct {
 	sh  *shard
 	ops int // how many it has been used for
@@ -151,7 +153,11 @@ func (l *Limiter) step(held *heldTurn, op *Op, r *Result) error {
 	t := l.turnOf(op.Key)
 	held.take(t.sh)
 	t.now = l.clock.now()
-	return l.change(&t, op, r)
+	err := l.change(&t, op, r)
+	if op.Verb != OpThrottle && op.Verb != OpRefund {
+		held.release() // it may have read what lies beside the head: a cut is not to wait for many of those
+	}
+	return err
 }
 
 // change carries out op, which may change its key, in the turn of that.

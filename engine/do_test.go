@@ -291,3 +291,31 @@ func TestReset(t *testing.T) {
 		t.Errorf("Scan = %v, want %q alone", got, nth(3))
 	}
 }
+
+// TestPanicLetsGoOfTheTurn has the clock panic in a turn.
+func TestPanicLetsGoOfTheTurn(t *testing.T) {
+	armed := false
+	l := open(t, "store", engine.Options{NoPurge: true, Now: func() time.Time {
+		if armed {
+			armed = false
+			panic("no clock")
+		}
+		return epoch
+	}})
+	rate := limit.PerDay(10)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("Do did not panic")
+			}
+		}()
+		armed = true
+		l.Do([]engine.Op{{Key: []byte("a"), Rate: rate, N: 1}}, nil)
+	}()
+	if !l.TurnsFree() {
+		t.Fatal("a turn is still held")
+	}
+	if d, err := l.Throttle([]byte("a"), rate, 1); !d.Allowed || err != nil {
+		t.Errorf("Throttle = %+v, %v behind the panic", d, err)
+	}
+}

@@ -124,6 +124,17 @@ func (l *Limiter) Visible(key []byte) (Stat, error) {
 	return statOf(state, 0), err
 }
 
+// TurnsFree tells whether nobody holds a turn.
+func (l *Limiter) TurnsFree() bool {
+	for i := range l.shards {
+		if !l.shards[i].mu.TryLock() {
+			return false
+		}
+		l.shards[i].mu.Unlock()
+	}
+	return true
+}
+
 // Keys returns how the keys of the store under l are laid out.
 func (l *Limiter) Keys() codec.Keyspace { return l.keys }
 

@@ -317,6 +317,13 @@ var mutants = []mutant{
 		tests: "^TestVectors$",
 	},
 	{
+		name:  "a second round behind the one that is being synced",
+		file:  "engine/commit.go",
+		old:   "	maxInFlight = 1\n",
+		new:   "	maxInFlight = 2\n",
+		tests: "^TestOneRoundAtATime$",
+	},
+	{
 		name:  "a transaction's rows and decisions in two rounds",
 		file:  "engine/update.go",
 		old:   "	mark := l.cut(b, true)\n",
