@@ -126,8 +126,8 @@ func fileSystem(ctx context.Context, dir string) string {
 	return holds.Fstype + " on " + holds.Device
 }
 
-// syncTime measures what it takes to have 4 KiB more of a file in dir on disk:
-// no limiter that waits for the disk answers a lone caller sooner.
+// syncTime measures what it takes to have 4 KiB more of a file in dir on disk, for
+// orientation: a log that grows into room made beforehand may take less.
 func syncTime(dir string) string {
 	const times = 100
 	took := make([]float64, times)

@@ -77,7 +77,7 @@ func bench(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rounds := flags.Int("rounds", 5, "how often to measure everything")
 	length := flags.Duration("time", time.Second, "how long to measure each figure, each time")
 	dir := flags.String("dir", "", "the `directory` to put stores into, on the disk to measure (default: the one for temporary files)")
-	out := flags.String("out", "bench-results", "the `directory` to put report.txt, report.md, report.svg and samples.json into; samples.json of before becomes samples.old.json")
+	out := flags.String("out", "bench-results", "the `directory` to put report.txt, report.md, report.svg and samples.json into; a samples.json of before is kept")
 	from := flags.StringArray("from", nil, "measure nothing, and report what this `samples.json` holds; of several, the last that has samples of a subject")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -139,7 +139,12 @@ func (r *Report) write(dir string, stdout io.Writer) error {
 		return err
 	}
 	samples := filepath.Join(dir, "samples.json")
-	if err := os.Rename(samples, filepath.Join(dir, "samples.old.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if info, err := os.Stat(samples); err == nil {
+		earlier := fmt.Sprintf("samples-%s.json", info.ModTime().UTC().Format("20060102T150405"))
+		if err := os.Rename(samples, filepath.Join(dir, earlier)); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return errors.Join(

@@ -61,7 +61,7 @@ const (
 	Megabytes Unit = "MB"
 	Seconds   Unit = "s"
 	Ratio     Unit = "x"
-	Count     Unit = ""
+	Count     Unit = "allocs"
 )
 
 // A Subject is a limiter, or what stands in for one, in a setting of its own.
@@ -118,9 +118,11 @@ func choose(all []*Table, pattern *regexp.Regexp) (chosen []*Table) {
 }
 
 // measure measures everything once in each round, so that what else the machine
-// does meanwhile meets all alike, and writes down how it gets on.
+// does meanwhile meets all alike, and writes down how it gets on. A subject that
+// can't be measured does not keep the others from it.
 func (r *Report) measure(ctx context.Context, stores string, progress io.Writer) error {
 	start := time.Now()
+	var failed []error
 	for round := range r.Settings.Rounds {
 		for _, t := range r.Tables {
 			if t.Rounds > 0 && round >= t.Rounds {
@@ -130,14 +132,14 @@ func (r *Report) measure(ctx context.Context, stores string, progress io.Writer)
 				fmt.Fprintf(progress, "%7s  round %d of %d  %s\n", time.Since(start).Round(time.Second), round+1, r.Settings.Rounds, t.path(s.Name))
 				if err := s.measure(ctx, stores, r.Settings.Time); err != nil {
 					if ctx.Err() != nil {
-						err = context.Cause(ctx) // and not what it led to
+						return fmt.Errorf("interrupted: the report is of what there is: %w", context.Cause(ctx))
 					}
-					return fmt.Errorf("%s: %w", t.path(s.Name), err)
+					failed = append(failed, fmt.Errorf("%s: %w", t.path(s.Name), err))
 				}
 			}
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 func (s *Subject) measure(ctx context.Context, stores string, length time.Duration) error {
@@ -150,17 +152,24 @@ func (s *Subject) measure(ctx context.Context, stores string, length time.Durati
 	}
 	defer os.RemoveAll(dir)
 	var wrong error
+	figures := map[string]float64{} // which count only if the run ends well
 	err := s.Measure(&Run{Context: ctx, Dir: dir, Shared: stores, Time: length, report: func(column string, figure float64) {
 		if math.IsNaN(figure) || math.IsInf(figure, 0) {
 			wrong = fmt.Errorf("measured %v for %q", figure, column)
 			return
 		}
-		if s.Samples == nil {
-			s.Samples = map[string][]float64{}
-		}
-		s.Samples[column] = append(s.Samples[column], figure)
+		figures[column] = figure
 	}})
-	return errors.Join(err, wrong)
+	if err := errors.Join(err, wrong); err != nil {
+		return err
+	}
+	if s.Samples == nil {
+		s.Samples = map[string][]float64{}
+	}
+	for column, figure := range figures {
+		s.Samples[column] = append(s.Samples[column], figure)
+	}
+	return nil
 }
 
 // figure returns the median of what has been measured in a column, and whether

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 const (
@@ -19,8 +20,12 @@ const (
 // rawBatch is how much one writer of raw Pebble commits at once.
 var rawBatch = crowd{"one writer", 1, 256}
 
-// rawPrefix makes keys as long as gabion's are on disk.
-const rawPrefix = "raw/"
+// With rawPrefix a key is as long as one of gabion's is on disk, and rawValue is
+// the size of what gabion writes under it.
+const (
+	rawPrefix = "raw//"
+	rawValue  = 12
+)
 
 // rawPebble measures what Pebble can write where nothing is decided. What it
 // can is the same for all columns, and for all keys but for how many there are:
@@ -44,26 +49,32 @@ func rawPebble(name string, keys func() *keySet, sync bool) *Subject {
 	}}
 }
 
-// openPebble opens a store with the settings of gabion's own.
+// openStore opens a store with the settings of gabion's own.
+func openStore(dir string, fsys vfs.FS) (*pebble.DB, error) {
+	cache := pebble.NewCache(64 << 20)
+	defer cache.Unref()
+	opts := &pebble.Options{
+		FormatMajorVersion:          pebble.FormatNewest,
+		FS:                          fsys,
+		Cache:                       cache,
+		Logger:                      pebbleLogger{},
+		MemTableSize:                16 << 20,
+		MemTableStopWritesThreshold: 4,
+		L0CompactionThreshold:       4,
+		L0StopWritesThreshold:       24,
+		FlushDelayDeleteRange:       5 * time.Second,
+	}
+	opts.Experimental.ReadSamplingMultiplier = -1
+	for i := range opts.Levels[:len(opts.Levels)-1] {
+		opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
+	return pebble.Open(dir, opts)
+}
+
+// openPebble fills a store with keys.
 func openPebble(sync *pebble.WriteOptions) opener {
 	return func(ctx context.Context, dir string, keys *keySet) (_ *limiter, err error) {
-		cache := pebble.NewCache(64 << 20)
-		defer cache.Unref()
-		opts := &pebble.Options{
-			FormatMajorVersion:          pebble.FormatNewest,
-			Cache:                       cache,
-			Logger:                      pebbleLogger{},
-			MemTableSize:                16 << 20,
-			MemTableStopWritesThreshold: 4,
-			L0CompactionThreshold:       4,
-			L0StopWritesThreshold:       24,
-			FlushDelayDeleteRange:       5 * time.Second,
-		}
-		opts.Experimental.ReadSamplingMultiplier = -1
-		for i := range opts.Levels[:len(opts.Levels)-1] {
-			opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
-		}
-		db, err := pebble.Open(dir, opts)
+		db, err := openStore(dir, vfs.Default)
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +107,7 @@ func openPebble(sync *pebble.WriteOptions) opener {
 type pebbleWriter struct {
 	db    *pebble.DB
 	keys  *keySet
-	value [24]byte
+	value [rawValue]byte
 	n     uint64 // values so far
 }
 

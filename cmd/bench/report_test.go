@@ -198,9 +198,13 @@ func TestFrom(t *testing.T) {
 	if strings.Contains(stdout.String(), "hot key") || !strings.Contains(stdout.String(), "ten million") {
 		t.Errorf("--only '^scale' reports\n%s", stdout.String())
 	}
-	old, err := os.ReadFile(filepath.Join(out, "samples.old.json"))
+	kept, _ := filepath.Glob(filepath.Join(out, "samples-*.json"))
+	if len(kept) != 1 {
+		t.Fatalf("the samples of before are in %q, want one file", kept)
+	}
+	old, err := os.ReadFile(kept[0])
 	if err != nil || string(old) != write(t, sample().writeSamples) {
-		t.Errorf("the samples of before are not in samples.old.json (%v)", err)
+		t.Errorf("the samples of before are not in the file that is kept (%v)", err)
 	}
 }
 
@@ -340,14 +344,18 @@ func TestMeasure(t *testing.T) {
 	}
 
 	for name, s := range map[string]*Subject{
-		"an error":  subject("fails", func(*Run) error { return errors.New("wrong") }),
+		"an error":  subject("fails", func(r *Run) error { r.Report("c", 1); return errors.New("wrong") }),
 		"no number": subject("nan", func(r *Run) error { r.Report("c", math.NaN()); return nil }),
 		"too much":  subject("inf", func(r *Run) error { r.Report("c", math.Inf(1)); return nil }),
 	} {
-		r := &Report{Settings: Settings{Rounds: 1}, Tables: []*Table{{Section: "s", Name: "t", Subjects: []*Subject{s}}}}
+		next := subject("next", func(r *Run) error { r.Report("c", 1); return nil })
+		r := &Report{Settings: Settings{Rounds: 1}, Tables: []*Table{{Section: "s", Name: "t", Subjects: []*Subject{s, next}}}}
 		err := r.measure(t.Context(), t.TempDir(), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), "s/t/"+s.Name) {
 			t.Errorf("%s: error %v, want one that names the subject", name, err)
+		}
+		if len(s.Samples) > 0 || len(next.Samples["c"]) != 1 {
+			t.Errorf("%s: samples %v, and %v of the next subject, want none and one", name, s.Samples, next.Samples)
 		}
 		write(t, r.writeSamples) // what there is can be written
 	}

@@ -101,21 +101,12 @@ func openSlowGabion(r *Run, fsys vfs.FS) (charge func(key []byte) error, closeSt
 	}, l.Close, nil
 }
 
-// openSlowPebble opens a store with the settings that gabion has for its own.
 func openSlowPebble(r *Run, fsys vfs.FS) (charge func(key []byte) error, closeStore func() error, err error) {
-	db, err := pebble.Open(r.Dir, &pebble.Options{
-		FormatMajorVersion:          pebble.FormatNewest,
-		FS:                          fsys,
-		MemTableSize:                16 << 20,
-		MemTableStopWritesThreshold: 4,
-		L0CompactionThreshold:       4,
-		L0StopWritesThreshold:       24,
-		Logger:                      pebbleLogger{},
-	})
+	db, err := openStore(r.Dir, fsys)
 	if err != nil {
 		return nil, nil, err
 	}
-	value := make([]byte, 16) // about as long as a record of gabion's
+	value := make([]byte, rawValue)
 	return func(key []byte) error {
 		b := db.NewBatch()
 		defer b.Close()

@@ -72,14 +72,11 @@ func wireTables() []*Table {
 	gabion, gcra := gabionSubjects(gabionThrottle), redisSubjects(withGCRA, redisThrottle)
 	bare := []wireSubject{{bareName, startBare, bareThrottle}}
 	rates := slices.Concat(gabion, gcra, redisSubjects(withRate, redisRate), bare)
-	times := slices.Concat(gabion, gcra, bare)
 	lists := slices.Concat(gabionSubjects(gabionRolling), redisSubjects(withRolling, redisRolling))
 	same := []wireSubject{gabion[0], gcra[0], bare[0]}
 	tables := []*Table{
 		throughputTable(rates),
 		rollingTable(lists),
-		fullLoadTable(times),
-		halfLoadTable(times),
 		sameLoadTable(same),
 		allocationTable(),
 	}
@@ -98,8 +95,9 @@ func throughputTable(subjects []wireSubject) *Table {
 	t := &Table{
 		Section: "over the wire", Name: "rate limits",
 		Note: wireNote + `The GCRA script and the bare server reply the five integers of CL.THROTTLE, redis_rate's script four fields of its own.
-"interval" syncs every 10 ms, "everysec" every second.`,
-		Columns:  []Column{{oneByOne, PerSecond}, {by16, PerSecond}, {by64, PerSecond}},
+"interval" syncs every 10 ms, "everysec" every second. Times are those of commands one at a time: a connection sends its next
+when it has the answer to the last, so a stall counts once for each connection.`,
+		Columns:  []Column{{oneByOne, PerSecond}, {by16, PerSecond}, {by64, PerSecond}, {"p50", Micros}, {"p99", Micros}, {"p99.9", Micros}},
 		Baseline: gcra,
 		Targets: []Target{
 			{What: "16 in a pipeline, of redis with appendfsync always", Of: Cell{gabionAlways, by16}, To: Cell{gcra, by16}, Bound: 2},
@@ -116,8 +114,9 @@ func rollingTable(subjects []wireSubject) *Table {
 	t := &Table{
 		Section: "over the wire", Name: "rolling lists",
 		Note:     wireNote + `The lists grow by each call and are far from full, so no event is dropped. A script answers what ROLL.ALLOW answers.`,
-		Columns:  []Column{{oneByOne, PerSecond}, {by16, PerSecond}, {by64, PerSecond}},
+		Columns:  []Column{{oneByOne, PerSecond}, {by16, PerSecond}, {by64, PerSecond}, {"p50", Micros}, {"p99", Micros}, {"p99.9", Micros}},
 		Baseline: redisAlways + withRolling,
+		Rounds:   3,
 	}
 	t.add(subjects, measureThroughput)
 	return t
@@ -139,50 +138,19 @@ func measureThroughput(r *Run, w *wire) error {
 			return err
 		}
 		r.Report(c.name, b.rate)
+		if c.pipeline == 1 {
+			r.Report("p50", b.p50)
+			r.Report("p99", b.p99)
+			r.Report("p99.9", b.p999)
+		}
 	}
 	return nil
-}
-
-func fullLoadTable(subjects []wireSubject) *Table {
-	t := &Table{
-		Section: "over the wire", Name: "latencies of rate limits at full load",
-		Note:     wireNote + `Each connection sends its next command when it has the answer to the last one.`,
-		Columns:  []Column{{"p50", Micros}, {"p99", Micros}, {"p99.9", Micros}},
-		Baseline: redisAlways + withGCRA,
-	}
-	t.add(subjects, func(r *Run, w *wire) error {
-		b, err := w.benchmark(r.Time, 1)
-		if err != nil {
-			return err
-		}
-		r.Report("p50", b.p50)
-		r.Report("p99", b.p99)
-		r.Report("p99.9", b.p999)
-		return nil
-	})
-	return t
 }
 
 const pacedNote = `50 connections send at even intervals, whether or not answers have come. Times are from when a command was due to its
 answer; every answer is checked. The bare server shows what of them is the client's and the machine's. `
 
 var pacedColumns = []Column{{"load", PerSecond}, {"p50", Micros}, {"p99", Micros}, {"p99.9", Micros}}
-
-func halfLoadTable(subjects []wireSubject) *Table {
-	t := &Table{
-		Section: "over the wire", Name: "latencies of rate limits at half load",
-		Note:    pacedNote + `The load is half of what each reaches in redis-benchmark, one at a time.`,
-		Columns: pacedColumns,
-	}
-	t.add(subjects, func(r *Run, w *wire) error {
-		b, err := w.benchmark(r.Time, 1)
-		if err != nil {
-			return err
-		}
-		return measurePaced(r, w, b.rate/2)
-	})
-	return t
-}
 
 // sameLoadTable is about the first two of its subjects, and the load of all is
 // half of what the slower one of those can bear.
