@@ -42,12 +42,21 @@ type keySet struct {
 const nameLen = 16
 
 func newKeySet(n int) *keySet {
-	k := &keySet{n: n}
+	k := &keySet{n: n, bytes: make([]byte, n*nameLen)}
 	for i := range n {
-		k.bytes = fmt.Appendf(k.bytes, "key-%0*d", nameLen-len("key-"), i)
+		putKey(k.name(i), i)
 	}
 	k.text = string(k.bytes)
 	return k
+}
+
+// putKey writes the name of key i to dst, which has nameLen bytes.
+func putKey(dst []byte, i int) {
+	at := copy(dst, "key-")
+	for j := nameLen - 1; j >= at; j-- {
+		dst[j] = '0' + byte(i%10)
+		i /= 10
+	}
 }
 
 // maxDraws is how many keys are drawn beforehand.

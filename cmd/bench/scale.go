@@ -16,11 +16,11 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gabiondb/gabion/engine"
 	"github.com/gabiondb/gabion/engine/limit"
@@ -138,29 +138,14 @@ func inShort(n int) string {
 	return strconv.Itoa(n)
 }
 
-// The rates that keys are charged under. Their bursts are never used up; spent
-// denies whatever has been charged under them for hours ahead.
-var (
-	wholeRate    = limit.Rate{Burst: 1 << 62, Count: 1000, Period: time.Second}
-	fractionRate = limit.Rate{Burst: 1 << 62, Count: 3_000_000_019, Period: time.Second}
-	spent        = limit.PerHour(1)
-)
+// fractionRate is never used up either. Its emission interval is a fraction of a
+// nanosecond.
+var fractionRate = limit.Rate{Burst: 1 << 62, Count: 3_000_000_019, Period: time.Second}
 
-const keyLen = 16
-
-// putKey writes key i to dst, which has keyLen bytes.
-func putKey(dst []byte, i int) {
-	at := copy(dst, "key-")
-	for j := keyLen - 1; j >= at; j-- {
-		dst[j] = '0' + byte(i%10)
-		i /= 10
-	}
-}
-
-// putRandomKey does the same with keys that have no pattern.
+// putRandomKey does what putKey does, with keys that have no pattern.
 func putRandomKey(dst []byte, i int) {
 	rng := rand.NewPCG(1, uint64(i))
-	for j := range keyLen / 8 {
+	for j := range nameLen / 8 {
 		for b, v := 0, rng.Uint64(); b < 8; b++ {
 			dst[8*j+b] = byte(v >> (8 * b))
 		}
@@ -169,10 +154,10 @@ func putRandomKey(dst []byte, i int) {
 
 // newOps returns n operations that charge rate, each with a key to be written.
 func newOps(n int, rate limit.Rate) []engine.Op {
-	keys := make([]byte, n*keyLen)
+	keys := make([]byte, n*nameLen)
 	ops := make([]engine.Op, n)
 	for i := range ops {
-		ops[i] = engine.Op{Verb: engine.OpThrottle, Key: keys[i*keyLen : (i+1)*keyLen], Rate: rate, N: 1}
+		ops[i] = engine.Op{Verb: engine.OpThrottle, Key: keys[i*nameLen : (i+1)*nameLen], Rate: rate, N: 1}
 	}
 	return ops
 }
@@ -196,29 +181,22 @@ func decide(l *engine.Limiter, ops []engine.Op, results []engine.Result, allowed
 func eachPart(ctx context.Context, n int, rate limit.Rate, fn func(first int, ops []engine.Op) error) error {
 	const pipeline = 4096
 	var next atomic.Int64
-	return together(2*runtime.GOMAXPROCS(0), func(int) error {
-		ops := newOps(pipeline, rate)
-		for {
-			first := int(next.Add(pipeline)) - pipeline
-			if first >= n || ctx.Err() != nil {
-				return ctx.Err()
+	var group errgroup.Group
+	for range 2 * runtime.GOMAXPROCS(0) {
+		group.Go(func() error {
+			ops := newOps(pipeline, rate)
+			for {
+				first := int(next.Add(pipeline)) - pipeline
+				if first >= n || ctx.Err() != nil {
+					return ctx.Err()
+				}
+				if err := fn(first, ops[:min(pipeline, n-first)]); err != nil {
+					return err
+				}
 			}
-			if err := fn(first, ops[:min(pipeline, n-first)]); err != nil {
-				return err
-			}
-		}
-	})
-}
-
-// together runs n calls of fn at once, and returns their errors.
-func together(n int, fn func(i int) error) error {
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { errs[i] = fn(i) })
+		})
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return group.Wait()
 }
 
 // A filling is what stores are filled with. That takes longer than to measure
@@ -282,7 +260,7 @@ func (f *filling) fill(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	rate, write := wholeRate, putKey
+	rate, write := wide, putKey
 	if f.fractions {
 		rate = fractionRate
 	}
@@ -360,7 +338,7 @@ func measureKeys(r *Run, f *filling, cached int, log int64) error {
 	if err != nil {
 		return err
 	}
-	ops := newOps(min(f.keys, 1000), spent)
+	ops := newOps(min(f.keys, 1000), usedUp)
 	for i := range ops {
 		putKey(ops[i].Key, i*(f.keys/len(ops)))
 	}
@@ -388,7 +366,7 @@ func cacheSize(keys int) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	ops := newOps(1, wholeRate)
+	ops := newOps(1, wide)
 	putKey(ops[0].Key, 0)
 	_, err = decide(l, ops, nil, true)
 	entry := l.Metrics().CacheBytes
@@ -513,7 +491,7 @@ func warmUp(l *engine.Limiter) error {
 	for cursor := 0; ; {
 		ops = ops[:0]
 		next, err := l.Scan(cursor, pipeline, func(key []byte, _ engine.Stat) {
-			ops = append(ops, engine.Op{Verb: engine.OpThrottle, Key: bytes.Clone(key), Rate: spent, N: 1})
+			ops = append(ops, engine.Op{Verb: engine.OpThrottle, Key: bytes.Clone(key), Rate: usedUp, N: 1})
 		})
 		if err != nil {
 			return err
@@ -530,7 +508,7 @@ func (j *storeJob) charge(l *engine.Limiter, warmUp, length time.Duration) (floa
 	const callers, pipeline = 64, 32
 	return perSecond(callers, warmUp, length, func(caller int) func() (int, error) {
 		rng := rand.New(rand.NewPCG(1, uint64(caller)))
-		ops := newOps(pipeline, wholeRate)
+		ops := newOps(pipeline, wide)
 		var results []engine.Result
 		return func() (n int, err error) {
 			for i := range ops {
@@ -548,9 +526,9 @@ func (j *storeJob) charge(l *engine.Limiter, warmUp, length time.Duration) (floa
 func perSecond(callers int, warmUp, length time.Duration, begin func(caller int) func() (int, error)) (float64, error) {
 	var done atomic.Int64
 	var stop atomic.Bool
-	ended := make(chan error, 1)
-	go func() {
-		ended <- together(callers, func(caller int) error {
+	var group errgroup.Group
+	for caller := range callers {
+		group.Go(func() error {
 			call := begin(caller)
 			for !stop.Load() {
 				n, err := call()
@@ -562,7 +540,9 @@ func perSecond(callers int, warmUp, length time.Duration, begin func(caller int)
 			}
 			return nil
 		})
-	}()
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait() }()
 	var counts [2]int64
 	var times [2]time.Time
 	for i, d := range []time.Duration{warmUp, length} {

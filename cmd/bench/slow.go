@@ -77,7 +77,7 @@ func chargeOwn(callers int, length time.Duration, fsys *slowFS, charge func(key 
 	fsys.syncs.Store(0)
 	fsys.syncing.Store(0)
 	rate, err = perSecond(callers, length/5+10*fsys.delay, length, func(caller int) func() (int, error) {
-		key := make([]byte, keyLen)
+		key := make([]byte, nameLen)
 		putKey(key, caller)
 		return func() (int, error) { return 1, charge(key) }
 	})
@@ -93,7 +93,7 @@ func openSlowGabion(r *Run, fsys vfs.FS) (charge func(key []byte) error, closeSt
 		return nil, nil, err
 	}
 	return func(key []byte) error {
-		d, err := l.Throttle(key, wholeRate, 1)
+		d, err := l.Throttle(key, wide, 1)
 		if err == nil && !d.Allowed {
 			err = fmt.Errorf("the decision on %q is %+v", key, d)
 		}
