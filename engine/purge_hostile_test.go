@@ -66,6 +66,7 @@ func TestSidecarsLostInACleanStore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	must(t, l.Sync) // a pass does not wait for what it has staged
 	if n := len(records(t, l)); n != 0 {
 		t.Errorf("%d expired records are left", n)
 	}
