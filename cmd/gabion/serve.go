@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -175,6 +176,7 @@ func (f *serveFlags) serve(p *program) error {
 		Logger:         log,
 	}
 	f.caps.set(opts)
+	spareProcessor()
 	l, err := p.openStore(dir, opts)
 	if errors.Is(err, engine.ErrInUse) {
 		return fmt.Errorf("%s is in use by another process: stop it, or choose another --dir", dir)
@@ -222,6 +224,14 @@ func (f *serveFlags) serve(p *program) error {
 		log.Info("stopped")
 	}
 	return err
+}
+
+// spareProcessor lets Go run one more thread than it would by itself, unless the
+// environment says how many: the one that is syncing counts as running.
+func spareProcessor() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
+	}
 }
 
 // makeBackupDir makes the directory for backups, unless it is there. It must not
