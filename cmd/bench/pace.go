@@ -20,9 +20,12 @@ import (
 // pace sends so many charges a second, at even intervals and by one connection
 // after the other, whether or not answers have come. It returns the times, in
 // microseconds, from when a charge was due to its answer: so a server that
-// stalls is charged for all that it keeps waiting.
+// stalls is charged for all that it keeps waiting. Those of its first moments,
+// when the connections are new, do not count.
 func (w *wire) pace(rate float64, length time.Duration) (*hdrhistogram.Histogram, error) {
-	n := int(rate * length.Seconds())
+	const unsettled = 250 * time.Millisecond
+	early := int(rate * unsettled.Seconds())
+	n := early + int(rate*length.Seconds())
 	ctx, cancel := context.WithTimeout(w.ctx, length+time.Minute)
 	defer cancel()
 	ctx, fail := context.WithCancelCause(ctx)
@@ -55,7 +58,11 @@ func (w *wire) pace(rate float64, length time.Duration) (*hdrhistogram.Histogram
 					fail(err)
 					return
 				}
-				if err := c.times.RecordValue(time.Since(due(i)).Microseconds()); err != nil {
+				took := time.Since(due(i))
+				if i < early {
+					continue
+				}
+				if err := c.times.RecordValue(took.Microseconds()); err != nil {
 					fail(err)
 					return
 				}

@@ -78,14 +78,15 @@ func keysTable(few, many, most *filling, log int64) *Table {
 			{keysReopened, Seconds},
 		},
 	}
-	add := func(name string, f *filling, cached int) string {
-		t.Subjects = append(t.Subjects, &Subject{Name: name, Measure: func(r *Run) error { return measureKeys(r, f, cached, log) }})
+	add := func(name string, f *filling, cached int, blocks int64) string {
+		t.Subjects = append(t.Subjects, &Subject{Name: name, Measure: func(r *Run) error { return measureKeys(r, f, cached, blocks, log) }})
 		return name
 	}
-	add(inShort(few.keys)+" keys", few, few.keys)
-	warm := add(inShort(many.keys)+" keys", many, many.keys)
-	all := add(inShort(most.keys)+" keys", most, most.keys)
-	part := add(fmt.Sprintf("%s keys, a cache for %s", inShort(most.keys), inShort(many.keys)), most, many.keys)
+	add(inShort(few.keys)+" keys", few, few.keys, usualBlocks)
+	warm := add(inShort(many.keys)+" keys", many, many.keys, usualBlocks)
+	all := add(inShort(most.keys)+" keys", most, most.keys, usualBlocks)
+	part := add(fmt.Sprintf("%s keys, a cache for %s", inShort(most.keys), inShort(many.keys)), most, many.keys, usualBlocks)
+	add(part+", 512 MiB of blocks", most, many.keys, 512<<20)
 	t.Targets = []Target{
 		{What: "decisions with " + all + ", of those with " + warm, Of: Cell{all, keysDecisions}, To: Cell{warm, keysDecisions}, Bound: 0.6},
 		{What: "decisions with " + part + ", of those with " + warm, Of: Cell{part, keysDecisions}, To: Cell{warm, keysDecisions}, Bound: 0.3},
@@ -309,9 +310,9 @@ func reportBytes(r *Run, keys int) error {
 	return nil
 }
 
-// measureKeys measures a store of what f fills it with, and a cache for so many
-// keys.
-func measureKeys(r *Run, f *filling, cached int, log int64) error {
+// measureKeys measures a store of what f fills it with, a cache for so many keys,
+// and one of so many bytes for blocks.
+func measureKeys(r *Run, f *filling, cached int, blocks, log int64) error {
 	if err := f.prepare(r); err != nil {
 		return err
 	}
@@ -319,7 +320,7 @@ func measureKeys(r *Run, f *filling, cached int, log int64) error {
 	if err != nil {
 		return err
 	}
-	job := storeJob{Dir: r.Dir, Keys: f.keys, Cached: cached, CacheSize: size, Time: scaleTime * r.Time, Log: log}
+	job := storeJob{Dir: r.Dir, Keys: f.keys, Cached: cached, CacheSize: size, Blocks: blocks, Time: scaleTime * r.Time, Log: log}
 	figures, err := job.run(r.Context)
 	if err != nil {
 		return err
@@ -330,7 +331,7 @@ func measureKeys(r *Run, f *filling, cached int, log int64) error {
 		r.Report(keysPeak, float64(figures.Peak)/mb)
 	}
 	r.Report(keysLive, float64(figures.Live)/mb)
-	r.Report(keysAllowed, float64(size+blockCacheSize+memtables)/mb)
+	r.Report(keysAllowed, float64(size+blocks+memtables)/mb)
 
 	fsys := &logFS{FS: vfs.Default}
 	start := time.Now()
@@ -352,10 +353,10 @@ func measureKeys(r *Run, f *filling, cached int, log int64) error {
 }
 
 // What a store takes in memory beside the cache of decoded states: Pebble's cache
-// of blocks, and the memtables, four of 16 MiB at most.
+// of blocks, unless more is said, and the memtables, four of 16 MiB at most.
 const (
-	blockCacheSize = 64 << 20
-	memtables      = 4 * 16 << 20
+	usualBlocks = 64 << 20
+	memtables   = 4 * 16 << 20
 )
 
 // cacheSize returns the size of a cache that holds so many keys. It is dealt to
@@ -380,6 +381,7 @@ type storeJob struct {
 	Dir          string
 	Keys, Cached int
 	CacheSize    int64
+	Blocks       int64 // the size of the cache of blocks
 	Time         time.Duration
 	Log          int64 // how large the log is to grow, in bytes, if it can
 }
@@ -479,7 +481,7 @@ func doStoreJob(text string, stdout io.Writer) error {
 }
 
 func (j *storeJob) options(fsys vfs.FS) *engine.Options {
-	return &engine.Options{CacheSize: j.CacheSize, BlockCacheSize: blockCacheSize, FS: fsys}
+	return &engine.Options{CacheSize: j.CacheSize, BlockCacheSize: j.Blocks, FS: fsys}
 }
 
 // warmUp fills the cache of l. It takes the keys in the order of the store, since
