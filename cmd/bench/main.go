@@ -51,6 +51,9 @@ func tables() []*Table {
 	return slices.Concat(processTables(), wireTables(), scaleTables())
 }
 
+// withoutRedis is the --only that chooses what needs no other program.
+const withoutRedis = "^(in process|scale)/"
+
 const usage = `Runs gabion and its peers side by side on this machine, in turn and several times,
 and reports medians and ratios. All of it takes long: --list names what there is,
 and --only chooses from it.
@@ -115,8 +118,8 @@ func bench(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	for _, t := range r.Tables {
 		if programs := t.missing(); len(programs) > 0 {
-			return fmt.Errorf("%q needs %s, which redis 7 has: install it (redis-server and redis-tools of Debian, redis of Homebrew), or say with --only what to measure",
-				t.Section, strings.Join(programs, " and "))
+			return fmt.Errorf("%q needs %s, which redis 7 has: install it (redis-server and redis-tools of Debian, redis of Homebrew), or leave out what needs it: --only '%s'",
+				t.Section, strings.Join(programs, " and "), withoutRedis)
 		}
 	}
 	if err := os.MkdirAll(*out, 0o777); err != nil {

@@ -389,6 +389,24 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// TestWithoutRedis holds that one who has no Redis is told how to do without.
+func TestWithoutRedis(t *testing.T) {
+	t.Setenv("PATH", "")
+	err := bench(t.Context(), []string{"--only", "rolling lists", "--out", t.TempDir()}, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "--only '"+withoutRedis+"'") {
+		t.Errorf("without Redis: error %v, want one that names what to choose", err)
+	}
+	chosen := choose(tables(), regexp.MustCompile(withoutRedis))
+	if len(chosen) == 0 {
+		t.Error("it chooses nothing")
+	}
+	for _, table := range chosen {
+		if programs := table.missing(); len(programs) > 0 {
+			t.Errorf("it chooses %s, which needs %q", table.path(""), programs)
+		}
+	}
+}
+
 func TestMachine(t *testing.T) {
 	m := machine(t.Context(), t.TempDir(), Settings{Rounds: 3, Time: time.Second})
 	for name, pattern := range map[string]string{
