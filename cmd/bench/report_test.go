@@ -416,6 +416,7 @@ func TestMachine(t *testing.T) {
 		"stores on": ` on `,
 		"a sync":    `^[\d.,]+ ms \(median of 100 `,
 		"go":        `^\d+\.\d+|devel`,
+		"modules":   `^` + strings.Join(measured, ` v[\d.]+, `) + ` v[\d.]+$`,
 	} {
 		i := slices.IndexFunc(m, func(f Fact) bool { return f.Name == name })
 		if i < 0 || !regexp.MustCompile(pattern).MatchString(m[i].Value) {
