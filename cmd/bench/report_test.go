@@ -307,8 +307,9 @@ func TestPlot(t *testing.T) {
 }
 
 // TestMeasure runs made-up subjects in turn, with stores of their own, and
-// reports what there is when one of them fails.
+// reports what there is when one of them fails. Samples are on disk at once.
 func TestMeasure(t *testing.T) {
+	samples := filepath.Join(t.TempDir(), samplesFile)
 	var order []string
 	subject := func(name string, measure func(*Run) error) *Subject {
 		return &Subject{Name: name, Measure: func(r *Run) error {
@@ -324,12 +325,20 @@ func TestMeasure(t *testing.T) {
 	}
 	figure := 0.0
 	counts := subject("counts", func(r *Run) error {
+		if figure > 0 {
+			kept, err := readSamples([]string{samples})
+			if err != nil {
+				t.Error(err)
+			} else if got := kept.Tables[0].Subjects[0].Samples["c"]; len(got) != int(figure) {
+				t.Errorf("after %v rounds the samples on disk are %v", figure, got)
+			}
+		}
 		figure++
 		r.Report("c", figure)
 		return nil
 	})
 	once := subject("once", func(*Run) error { return nil })
-	r := &Report{Settings: Settings{Rounds: 3, Time: time.Second}, Tables: []*Table{
+	r := &Report{Settings: Settings{Rounds: 3, Time: time.Second, Samples: samples}, Tables: []*Table{
 		{Name: "a", Columns: []Column{{"c", PerSecond}}, Subjects: []*Subject{counts}},
 		{Name: "b", Rounds: 1, Subjects: []*Subject{once}},
 	}}
