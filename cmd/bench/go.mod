@@ -15,7 +15,6 @@ require (
 	github.com/throttled/throttled/v2 v2.15.0
 	github.com/tidwall/redcon v1.6.4
 	go.etcd.io/bbolt v1.5.0
-	golang.org/x/mod v0.41.0
 	golang.org/x/sync v0.20.0
 	golang.org/x/sys v0.50.0
 	golang.org/x/time v0.16.0

@@ -3,11 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"fmt"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -20,7 +18,6 @@ import (
 	"github.com/shirou/gopsutil/v4/disk"
 	"github.com/shirou/gopsutil/v4/host"
 	"github.com/shirou/gopsutil/v4/mem"
-	"golang.org/x/mod/modfile"
 )
 
 // Machine is what the figures were measured on, and with.
@@ -158,35 +155,30 @@ func syncTime(dir string) string {
 		digits(median(took)), times, digits(slices.Min(took)), digits(slices.Max(took)))
 }
 
-//go:embed go.mod
-var goMod []byte
-
-// tools are the modules that measure or report, and are not measured.
-var tools = []string{
-	"github.com/gabiondb/gabion", // commit tells more
-	"github.com/shirou/gopsutil/v4",
-	"github.com/spf13/pflag",
-	"golang.org/x/mod",
-	"gonum.org/v1/plot",
+// measured are the modules that are measured. Gabion is made of the first; what
+// else it is made of its commit tells.
+var measured = []string{
+	"github.com/cockroachdb/pebble/v2",
+	"github.com/dgraph-io/badger/v4",
+	"github.com/go-redis/redis_rate/v10",
+	"github.com/sethvargo/go-limiter",
+	"github.com/throttled/throttled/v2",
+	"github.com/tidwall/redcon",
+	"go.etcd.io/bbolt",
+	"golang.org/x/time",
 }
 
-// modules returns the versions of the modules that are measured. In a tidy
-// go.mod they are those that are built.
+// modules returns the measured modules in the versions that have been built.
 func modules() string {
-	f, err := modfile.Parse("go.mod", goMod, nil)
-	if err != nil {
-		return unknown + ": " + err.Error()
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return unknown
 	}
 	var list []string
-	for _, r := range f.Require {
-		if r.Indirect || slices.Contains(tools, r.Mod.Path) {
-			continue
+	for _, m := range info.Deps {
+		if slices.Contains(measured, m.Path) {
+			list = append(list, m.Path+" "+m.Version)
 		}
-		name := path.Base(r.Mod.Path)
-		if regexp.MustCompile(`^v\d+$`).MatchString(name) {
-			name = path.Base(path.Dir(r.Mod.Path))
-		}
-		list = append(list, name+" "+r.Mod.Version)
 	}
 	return strings.Join(list, ", ")
 }

@@ -51,6 +51,9 @@ func tables() []*Table {
 	return slices.Concat(processTables(), wireTables(), scaleTables())
 }
 
+// withoutRedis is the --only that chooses what needs no other program.
+const withoutRedis = "^(in process|scale)/"
+
 const usage = `Runs gabion and its peers side by side on this machine, in turn and several times,
 and reports medians and ratios. All of it takes long: --list names what there is,
 and --only chooses from it.
@@ -62,7 +65,8 @@ and --only chooses from it.
 
 While it runs, leave the machine alone. The report is written as text (also to
 standard output), as Markdown and as a plot, and all samples as JSON. An interrupt
-ends the measurement and reports what there is, a second one ends it all.
+ends the measurement and reports what there is, a second one ends it all. Samples
+are written as they come: --from reports those of a run that was cut off.
 
 Flags:
 `
@@ -111,15 +115,18 @@ func bench(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return nil
 	}
 	if len(*from) > 0 {
+		if err := makeRoom(*out); err != nil {
+			return err
+		}
 		return r.write(*out, stdout)
 	}
 	for _, t := range r.Tables {
 		if programs := t.missing(); len(programs) > 0 {
-			return fmt.Errorf("%q needs %s, which redis 7 has: install it (redis-server and redis-tools of Debian, redis of Homebrew), or say with --only what to measure",
-				t.Section, strings.Join(programs, " and "))
+			return fmt.Errorf("%q needs %s, which redis 7 has: install it (redis-server and redis-tools of Debian, redis of Homebrew), or leave out what needs it: --only '%s'",
+				t.Section, strings.Join(programs, " and "), withoutRedis)
 		}
 	}
-	if err := os.MkdirAll(*out, 0o777); err != nil {
+	if err := makeRoom(*out); err != nil {
 		return err // now rather than after an hour
 	}
 	stores, err := os.MkdirTemp(*dir, "gabion-bench-")
@@ -128,27 +135,35 @@ func bench(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	defer os.RemoveAll(stores)
 
+	r.Settings.Samples = filepath.Join(*out, samplesFile)
 	r.Machine = machine(ctx, stores, r.Settings)
 	err = r.measure(ctx, stores, stderr)
 	return errors.Join(r.write(*out, stdout), err)
 }
 
-// write writes the report into a directory and to stdout.
-func (r *Report) write(dir string, stdout io.Writer) error {
+const samplesFile = "samples.json"
+
+// makeRoom makes the directory of a report, unless it is there, and keeps the
+// samples of a report before under another name.
+func makeRoom(dir string) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
-	samples := filepath.Join(dir, "samples.json")
-	if info, err := os.Stat(samples); err == nil {
-		earlier := fmt.Sprintf("samples-%s.json", info.ModTime().UTC().Format("20060102T150405"))
-		if err := os.Rename(samples, filepath.Join(dir, earlier)); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	samples := filepath.Join(dir, samplesFile)
+	info, err := os.Stat(samples)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
 		return err
 	}
+	earlier := fmt.Sprintf("samples-%s.json", info.ModTime().UTC().Format("20060102T150405"))
+	return os.Rename(samples, filepath.Join(dir, earlier))
+}
+
+// write writes the report into a directory and to stdout.
+func (r *Report) write(dir string, stdout io.Writer) error {
 	return errors.Join(
-		writeFile(samples, r.writeSamples),
+		writeFile(filepath.Join(dir, samplesFile), r.writeSamples),
 		writeFile(filepath.Join(dir, "report.txt"), r.writeText),
 		writeFile(filepath.Join(dir, "report.md"), r.writeMarkdown),
 		writeFile(filepath.Join(dir, "report.svg"), r.writePlot),
@@ -156,10 +171,15 @@ func (r *Report) write(dir string, stdout io.Writer) error {
 	)
 }
 
+// writeFile puts a file in the place of the one that has its name. At no time is
+// there a part of one.
 func writeFile(name string, write func(io.Writer) error) error {
-	f, err := os.Create(name)
+	f, err := os.Create(name + ".new")
 	if err != nil {
 		return err
 	}
-	return errors.Join(write(f), f.Close())
+	if err := errors.Join(write(f), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
 }

@@ -89,8 +89,9 @@ func (r *Run) Report(column string, figure float64) { r.report(column, figure) }
 
 // Settings are what the user chose.
 type Settings struct {
-	Rounds int
-	Time   time.Duration
+	Rounds  int
+	Time    time.Duration
+	Samples string // the file that samples are written to as they come; "" for none
 }
 
 // A Report is what has been measured, and where.
@@ -118,8 +119,9 @@ func choose(all []*Table, pattern *regexp.Regexp) (chosen []*Table) {
 }
 
 // measure measures everything once in each round, so that what else the machine
-// does meanwhile meets all alike, and writes down how it gets on. A subject that
-// can't be measured does not keep the others from it.
+// does meanwhile meets all alike, and writes down how it gets on, and the samples
+// that there are, in case it does not get to its end. A subject that can't be
+// measured does not keep the others from it.
 func (r *Report) measure(ctx context.Context, stores string, progress io.Writer) error {
 	start := time.Now()
 	var failed []error
@@ -135,6 +137,10 @@ func (r *Report) measure(ctx context.Context, stores string, progress io.Writer)
 						return fmt.Errorf("interrupted: the report is of what there is: %w", context.Cause(ctx))
 					}
 					failed = append(failed, fmt.Errorf("%s: %w", t.path(s.Name), err))
+					continue
+				}
+				if err := r.keepSamples(); err != nil {
+					return errors.Join(append(failed, err)...)
 				}
 			}
 		}

@@ -129,11 +129,12 @@ func speed(name string, keys func() *keySet, crowds []crowd, open opener) *Subje
 	}}
 }
 
-// A flow is what a crowd has done.
+// A flow is what callers have done.
 type flow struct {
 	decisions   int64
 	time        time.Duration
 	allocations uint64
+	before      int64 // decisions while they warmed up
 }
 
 func (f flow) perSecond() float64 { return float64(f.decisions) / f.time.Seconds() }
@@ -141,21 +142,42 @@ func (f flow) perSecond() float64 { return float64(f.decisions) / f.time.Seconds
 // each returns the time of one of the decisions of a lone caller, in microseconds.
 func (f flow) each() float64 { return f.time.Seconds() * 1e6 / float64(f.decisions) }
 
-// drive has a crowd warm l up, and then measures it.
-func (l *limiter) drive(r *Run, c crowd, keys *keySet) (f flow, err error) {
+// drive has a crowd decide on keys that it draws, and measures that.
+func (l *limiter) drive(r *Run, c crowd, keys *keySet) (flow, error) {
 	deciders := make([]decider, c.callers)
 	for i := range deciders {
 		deciders[i] = l.decider(c)
 	}
-	if _, err := run(r.Context, r.Time/4, c, keys, 0, deciders); err != nil {
-		return f, err
-	}
-	return run(r.Context, r.Time, c, keys, 1, deciders)
+	return drive(r.Context, c.callers, r.Time, func(turn, caller uint64) call {
+		decide, rng := deciders[caller], rand.New(rand.NewPCG(turn, caller))
+		drawn := make([]int, c.inFlight)
+		return func() (int, error) {
+			for i := range drawn {
+				drawn[i] = keys.draw(rng)
+			}
+			return len(drawn), decide(drawn)
+		}
+	})
 }
 
-// run has each caller of a crowd decide on keys that it draws, for a time, and
-// at least once.
-func run(ctx context.Context, length time.Duration, c crowd, keys *keySet, seed uint64, deciders []decider) (flow, error) {
+// A call makes decisions, and returns how many.
+type call func() (int, error)
+
+// drive has callers warm up, and then measures them. In each of these turns, 0
+// and 1, every caller has its goroutine begin, and make the call that it gets
+// over and over.
+func drive(ctx context.Context, callers int, length time.Duration, begin func(turn, caller uint64) call) (flow, error) {
+	warm, err := run(ctx, callers, length/4, 0, begin)
+	if err != nil {
+		return flow{}, err
+	}
+	f, err := run(ctx, callers, length, 1, begin)
+	f.before = warm.decisions
+	return f, err
+}
+
+// run has each caller call for a time, and at least once.
+func run(ctx context.Context, callers int, length time.Duration, turn uint64, begin func(turn, caller uint64) call) (flow, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var wg sync.WaitGroup
@@ -164,22 +186,20 @@ func run(ctx context.Context, length time.Duration, c crowd, keys *keySet, seed 
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()
-	for i, decide := range deciders {
+	for caller := range callers {
 		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(seed, uint64(i)))
-			drawn := make([]int, c.inFlight)
-			n := 0
+			// Made here, what callers write to does not lie side by side in memory.
+			call := begin(turn, uint64(caller))
+			total := 0
 			for done := false; !done; done = over.Load() {
-				for i := range drawn {
-					drawn[i] = keys.draw(rng)
-				}
-				if err := decide(drawn); err != nil {
+				n, err := call()
+				if err != nil {
 					stop(err)
 					break
 				}
-				n += len(drawn)
+				total += n
 			}
-			decisions.Add(int64(n))
+			decisions.Add(int64(total))
 		})
 	}
 	select {

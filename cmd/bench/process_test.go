@@ -28,20 +28,9 @@ func TestProcess(t *testing.T) {
 			}
 		}
 		for _, target := range table.Targets {
-			for _, c := range []Cell{target.Of, target.To} {
-				if c == (Cell{}) {
-					continue
-				}
-				s := table.subject(c.Subject)
-				if s == nil {
-					t.Errorf("%s: %s: no subject is called %q", table.Name, target.What, c.Subject)
-				} else if _, ok := s.figure(c.Column); !ok {
-					t.Errorf("%s: %s: %q has no figure %q", table.Name, target.What, c.Subject, c.Column)
-				}
+			if !table.judge(target).measured {
+				t.Errorf("%s: %s: not measured", table.Name, target.What)
 			}
-		}
-		if table.Baseline != "" && table.subject(table.Baseline) == nil {
-			t.Errorf("%s: no subject is called %q", table.Name, table.Baseline)
 		}
 	}
 }

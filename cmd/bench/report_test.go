@@ -307,8 +307,9 @@ func TestPlot(t *testing.T) {
 }
 
 // TestMeasure runs made-up subjects in turn, with stores of their own, and
-// reports what there is when one of them fails.
+// reports what there is when one of them fails. Samples are on disk at once.
 func TestMeasure(t *testing.T) {
+	samples := filepath.Join(t.TempDir(), samplesFile)
 	var order []string
 	subject := func(name string, measure func(*Run) error) *Subject {
 		return &Subject{Name: name, Measure: func(r *Run) error {
@@ -324,12 +325,20 @@ func TestMeasure(t *testing.T) {
 	}
 	figure := 0.0
 	counts := subject("counts", func(r *Run) error {
+		if figure > 0 {
+			kept, err := readSamples([]string{samples})
+			if err != nil {
+				t.Error(err)
+			} else if got := kept.Tables[0].Subjects[0].Samples["c"]; len(got) != int(figure) {
+				t.Errorf("after %v rounds the samples on disk are %v", figure, got)
+			}
+		}
 		figure++
 		r.Report("c", figure)
 		return nil
 	})
 	once := subject("once", func(*Run) error { return nil })
-	r := &Report{Settings: Settings{Rounds: 3, Time: time.Second}, Tables: []*Table{
+	r := &Report{Settings: Settings{Rounds: 3, Time: time.Second, Samples: samples}, Tables: []*Table{
 		{Name: "a", Columns: []Column{{"c", PerSecond}}, Subjects: []*Subject{counts}},
 		{Name: "b", Rounds: 1, Subjects: []*Subject{once}},
 	}}
@@ -389,6 +398,24 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// TestWithoutRedis holds that one who has no Redis is told how to do without.
+func TestWithoutRedis(t *testing.T) {
+	t.Setenv("PATH", "")
+	err := bench(t.Context(), []string{"--only", "rolling lists", "--out", t.TempDir()}, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "--only '"+withoutRedis+"'") {
+		t.Errorf("without Redis: error %v, want one that names what to choose", err)
+	}
+	chosen := choose(tables(), regexp.MustCompile(withoutRedis))
+	if len(chosen) == 0 {
+		t.Error("it chooses nothing")
+	}
+	for _, table := range chosen {
+		if programs := table.missing(); len(programs) > 0 {
+			t.Errorf("it chooses %s, which needs %q", table.path(""), programs)
+		}
+	}
+}
+
 func TestMachine(t *testing.T) {
 	m := machine(t.Context(), t.TempDir(), Settings{Rounds: 3, Time: time.Second})
 	for name, pattern := range map[string]string{
@@ -398,6 +425,7 @@ func TestMachine(t *testing.T) {
 		"stores on": ` on `,
 		"a sync":    `^[\d.,]+ ms \(median of 100 `,
 		"go":        `^\d+\.\d+|devel`,
+		"modules":   `^` + strings.Join(measured, ` v[\d.]+, `) + ` v[\d.]+$`,
 	} {
 		i := slices.IndexFunc(m, func(f Fact) bool { return f.Name == name })
 		if i < 0 || !regexp.MustCompile(pattern).MatchString(m[i].Value) {

@@ -17,6 +17,14 @@ func (r *Report) writeSamples(w io.Writer) error {
 	return e.Encode(r)
 }
 
+// keepSamples writes the samples that there are into the file for them.
+func (r *Report) keepSamples() error {
+	if r.Settings.Samples == "" {
+		return nil
+	}
+	return writeFile(r.Settings.Samples, r.writeSamples)
+}
+
 // readSamples reads what writeSamples has written, of one file or several:
 // of each subject the samples of the last file that has any.
 func readSamples(files []string) (*Report, error) {

@@ -437,7 +437,7 @@ func doStoreJob(text string, stdout io.Writer) error {
 		return err
 	}
 	missed := l.Metrics().CacheMisses
-	if f.Decisions, err = j.charge(l, j.Time/5, j.Time); err != nil {
+	if f.Decisions, err = j.charge(l, j.Time); err != nil {
 		return err
 	}
 	if missed = l.Metrics().CacheMisses - missed; j.Cached == j.Keys && missed > 0 {
@@ -460,7 +460,7 @@ func doStoreJob(text string, stdout io.Writer) error {
 	}
 	fsys.moved.Store(0)
 	fsys.held.Store(true)
-	go j.charge(l, 0, math.MaxInt64)
+	go j.charge(l, math.MaxInt64)
 	grown := time.Now()
 	for last := int64(0); last < j.Log && time.Since(grown) < time.Second; time.Sleep(10 * time.Millisecond) {
 		if now := fsys.moved.Load(); now != last {
@@ -506,10 +506,10 @@ func warmUp(l *engine.Limiter) error {
 }
 
 // charge charges keys and returns how many per second.
-func (j *storeJob) charge(l *engine.Limiter, warmUp, length time.Duration) (float64, error) {
+func (j *storeJob) charge(l *engine.Limiter, length time.Duration) (float64, error) {
 	const callers, pipeline = 64, 32
-	return perSecond(callers, warmUp, length, func(caller int) func() (int, error) {
-		rng := rand.New(rand.NewPCG(1, uint64(caller)))
+	f, err := drive(context.Background(), callers, length, func(turn, caller uint64) call {
+		rng := rand.New(rand.NewPCG(turn, caller))
 		ops := newOps(pipeline, wide)
 		var results []engine.Result
 		return func() (n int, err error) {
@@ -520,43 +520,7 @@ func (j *storeJob) charge(l *engine.Limiter, warmUp, length time.Duration) (floa
 			return len(ops), err
 		}
 	})
-}
-
-// perSecond has callers call what begin returns for each, over and over, and
-// returns how much they do per second, by what the calls return, after a while
-// in which it does not count.
-func perSecond(callers int, warmUp, length time.Duration, begin func(caller int) func() (int, error)) (float64, error) {
-	var done atomic.Int64
-	var stop atomic.Bool
-	var group errgroup.Group
-	for caller := range callers {
-		group.Go(func() error {
-			call := begin(caller)
-			for !stop.Load() {
-				n, err := call()
-				if err != nil {
-					stop.Store(true)
-					return err
-				}
-				done.Add(int64(n))
-			}
-			return nil
-		})
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- group.Wait() }()
-	var counts [2]int64
-	var times [2]time.Time
-	for i, d := range []time.Duration{warmUp, length} {
-		select {
-		case err := <-ended:
-			return 0, err
-		case <-time.After(d):
-		}
-		counts[i], times[i] = done.Load(), time.Now()
-	}
-	stop.Store(true)
-	return float64(counts[1]-counts[0]) / times[1].Sub(times[0]).Seconds(), <-ended
+	return f.perSecond(), err
 }
 
 // peakResident returns the most memory of this process that was resident at

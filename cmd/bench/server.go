@@ -28,6 +28,9 @@ type server struct {
 	err    error         // why, once it has
 }
 
+// serverStart is how long a server may take to serve. A test makes do with less.
+var serverStart = 10 * time.Second
+
 // startServer starts cmd, as a process of its own, and returns when it serves, which it tells by a line
 // of its output: ready returns the address in it. The server ends with ctx.
 func startServer(ctx context.Context, cmd *exec.Cmd, ready func(line string) (addr string, ok bool)) (*server, error) {
@@ -52,13 +55,16 @@ func startServer(ctx context.Context, cmd *exec.Cmd, ready func(line string) (ad
 		s.err = run.Wait()
 		close(s.ended)
 	}()
+	err := errors.New("it did not serve")
 	select {
 	case s.addr = <-s.log.addr:
 		return s, nil
 	case <-s.ended:
-		cancel()
-		return nil, s.explain(errors.New("it did not serve"))
+	case <-time.After(serverStart):
+		err = fmt.Errorf("%w within %v", err, serverStart)
 	}
+	s.stop()
+	return nil, s.explain(err)
 }
 
 // stop ends the server and waits for that.

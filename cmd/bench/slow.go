@@ -42,7 +42,7 @@ func slowTable(delay time.Duration) *Table {
 			for _, n := range slowCallers {
 				var rate float64
 				var sync time.Duration
-				rate, sync, err = chargeOwn(n, r.Time, fsys, charge)
+				rate, sync, err = chargeOwn(r, n, fsys, charge)
 				if err != nil {
 					break
 				}
@@ -73,18 +73,18 @@ func callersOf(n int) string {
 
 // chargeOwn has callers charge a key of their own each, and returns how many
 // calls per second there were and how long a sync of the log took.
-func chargeOwn(callers int, length time.Duration, fsys *slowFS, charge func(key []byte) error) (rate float64, sync time.Duration, err error) {
+func chargeOwn(r *Run, callers int, fsys *slowFS, charge func(key []byte) error) (rate float64, sync time.Duration, err error) {
 	fsys.syncs.Store(0)
 	fsys.syncing.Store(0)
-	rate, err = perSecond(callers, length/5+10*fsys.delay, length, func(caller int) func() (int, error) {
+	f, err := drive(r.Context, callers, r.Time, func(_, caller uint64) call {
 		key := make([]byte, nameLen)
-		putKey(key, caller)
+		putKey(key, int(caller))
 		return func() (int, error) { return 1, charge(key) }
 	})
 	if n := fsys.syncs.Load(); n > 0 {
 		sync = time.Duration(fsys.syncing.Load() / n)
 	}
-	return rate, sync, err
+	return f.perSecond(), sync, err
 }
 
 func openSlowGabion(r *Run, fsys vfs.FS) (charge func(key []byte) error, closeStore func() error, err error) {

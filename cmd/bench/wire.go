@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"net"
 	"os"
-	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -254,34 +251,9 @@ func (w *wire) allocations(length time.Duration, connections, pipeline int) (flo
 		defer nc.Close()
 		chargers[i] = newCharger(nc, w.args, pipeline, uint64(i))
 	}
-	// load charges from all connections for a time, and returns how often.
-	load := func(length time.Duration) (int64, error) {
-		var all sync.WaitGroup
-		sent, errs := make([]int64, connections), make([]error, connections)
-		start := time.Now()
-		for i, c := range chargers {
-			all.Go(func() {
-				for first := true; errs[i] == nil && w.ctx.Err() == nil && (first || time.Since(start) < length); first = false {
-					errs[i] = c.charge()
-					sent[i] += int64(pipeline)
-				}
-			})
-		}
-		all.Wait()
-		total := int64(0)
-		for _, n := range sent {
-			total += n
-		}
-		w.sent += total
-		return total, errors.Join(append(errs, w.ctx.Err())...)
-	}
-	// What grows with a connection's use has grown when it counts.
-	if _, err := load(length / 4); err != nil {
-		return 0, err
-	}
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	n, err := load(length)
-	runtime.ReadMemStats(&after)
-	return float64(after.Mallocs-before.Mallocs) / float64(n), err
+	f, err := drive(w.ctx, connections, length, func(_, caller uint64) call {
+		return func() (int, error) { return pipeline, chargers[caller].charge() }
+	})
+	w.sent += f.before + f.decisions
+	return float64(f.allocations) / float64(f.decisions), err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 )
@@ -76,6 +78,23 @@ func TestWireInterrupted(t *testing.T) {
 				t.Error("it still listens")
 			}
 		})
+	}
+}
+
+// TestServerTooLate starts a server that never tells that it serves. It is not
+// waited for, and ends.
+func TestServerTooLate(t *testing.T) {
+	defer func(d time.Duration) { serverStart = d }(serverStart)
+	serverStart = time.Millisecond
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), bareServerEnv+"=1")
+	_, err = startServer(t.Context(), cmd, func(string) (string, bool) { return "", false })
+	if err == nil || !strings.Contains(err.Error(), "did not serve within 1ms; the server has ended") {
+		t.Errorf("error %v, want one that tells that it is too late", err)
 	}
 }
 
