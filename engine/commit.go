@@ -48,6 +48,11 @@ const (
 	// is not synced passes by the one that is.
 	maxInFlightUnawaited = 2
 
+	// turnsBeforeCut is how often a round that callers wait for lets others have
+	// the processor before it is cut. Go's scheduler comes back after sixty of
+	// them, or at once if there are none.
+	turnsBeforeCut = 3
+
 	// maxUpdates is how many transactions may be on their way, from waiting for
 	// their turn to the disk. Each may have two rounds there.
 	maxUpdates = 32
@@ -233,8 +238,10 @@ func (l *Limiter) commit(sync bool) {
 	rs.inFlight <- struct{}{}
 	if l.opts.Durability == Always {
 		// Those whom the round before this one has let go are about to come
-		// again. With a turn at the processor they are in time.
-		runtime.Gosched()
+		// again. With some turns at the processor they are in time.
+		for range turnsBeforeCut {
+			runtime.Gosched()
+		}
 	}
 	rs.commitMu.Lock()
 	defer rs.commitMu.Unlock()
