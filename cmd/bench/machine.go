@@ -155,8 +155,8 @@ func syncTime(dir string) string {
 		digits(median(took)), times, digits(slices.Min(took)), digits(slices.Max(took)))
 }
 
-// measured are the modules that are measured. Gabion is made of the first; what
-// else it is made of its commit tells.
+// measured are the peers, and the store below gabion; what else that is made of
+// its commit tells.
 var measured = []string{
 	"github.com/cockroachdb/pebble/v2",
 	"github.com/dgraph-io/badger/v4",

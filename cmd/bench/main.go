@@ -126,14 +126,14 @@ func bench(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 				t.Section, strings.Join(programs, " and "), withoutRedis)
 		}
 	}
-	if err := makeRoom(*out); err != nil {
-		return err // now rather than after an hour
-	}
 	stores, err := os.MkdirTemp(*dir, "gabion-bench-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(stores)
+	if err := makeRoom(*out); err != nil {
+		return err // now rather than after an hour
+	}
 
 	r.Settings.Samples = filepath.Join(*out, samplesFile)
 	r.Machine = machine(ctx, stores, r.Settings)

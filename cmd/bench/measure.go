@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -87,7 +88,11 @@ type Run struct {
 // Report takes down the figure of a column.
 func (r *Run) Report(column string, figure float64) { r.report(column, figure) }
 
-// Settings are what the user chose.
+// longer is how many times as long as others some figures are measured: those in
+// which flushes and compactions have a share, and the rarest of latencies.
+const longer = 5
+
+// Settings are what the user chose, and where samples go.
 type Settings struct {
 	Rounds  int
 	Time    time.Duration
@@ -105,23 +110,30 @@ func (t *Table) path(subject string) string {
 	return strings.Join([]string{t.Section, t.Name, subject}, "/")
 }
 
-// choose keeps the subjects whose path matches, and the baselines of those.
+// choose keeps the subjects whose path matches, their targets, and what those and
+// the tables compare them with.
 func choose(all []*Table, pattern *regexp.Regexp) (chosen []*Table) {
 	for _, t := range all {
-		matches := func(s *Subject) bool { return pattern.MatchString(t.path(s.Name)) }
-		if !slices.ContainsFunc(t.Subjects, matches) {
+		matches := func(name string) bool { return pattern.MatchString(t.path(name)) }
+		if !slices.ContainsFunc(t.Subjects, func(s *Subject) bool { return matches(s.Name) }) {
 			continue
 		}
-		t.Subjects = slices.DeleteFunc(t.Subjects, func(s *Subject) bool { return !matches(s) && s.Name != t.Baseline })
+		t.Targets = slices.DeleteFunc(t.Targets, func(target Target) bool { return !matches(target.Of.Subject) })
+		t.Subjects = slices.DeleteFunc(t.Subjects, func(s *Subject) bool {
+			compared := s.Name == t.Baseline ||
+				slices.ContainsFunc(t.Targets, func(target Target) bool { return target.To.Subject == s.Name })
+			return !compared && !matches(s.Name)
+		})
 		chosen = append(chosen, t)
 	}
 	return chosen
 }
 
 // measure measures everything once in each round, so that what else the machine
-// does meanwhile meets all alike, and writes down how it gets on, and the samples
-// that there are, in case it does not get to its end. A subject that can't be
-// measured does not keep the others from it.
+// does meanwhile meets all alike. The subjects of a table take turns in being the
+// first, so that none always comes behind the same other. It writes down how it
+// gets on, and the samples that there are, in case it does not get to its end. A
+// subject that can't be measured does not keep the others from it.
 func (r *Report) measure(ctx context.Context, stores string, progress io.Writer) error {
 	start := time.Now()
 	var failed []error
@@ -130,13 +142,17 @@ func (r *Report) measure(ctx context.Context, stores string, progress io.Writer)
 			if t.Rounds > 0 && round >= t.Rounds {
 				continue
 			}
-			for _, s := range t.Subjects {
+			for i := range t.Subjects {
+				s := t.Subjects[(i+round)%len(t.Subjects)]
 				fmt.Fprintf(progress, "%7s  round %d of %d  %s\n", time.Since(start).Round(time.Second), round+1, r.Settings.Rounds, t.path(s.Name))
 				if err := s.measure(ctx, stores, r.Settings.Time); err != nil {
 					if ctx.Err() != nil {
-						return fmt.Errorf("interrupted: the report is of what there is: %w", context.Cause(ctx))
+						err = fmt.Errorf("interrupted: the report is of what there is: %w", context.Cause(ctx))
+						return errors.Join(append(failed, err)...)
 					}
-					failed = append(failed, fmt.Errorf("%s: %w", t.path(s.Name), err))
+					err = fmt.Errorf("%s: %w", t.path(s.Name), err)
+					fmt.Fprintln(progress, err)
+					failed = append(failed, err)
 					continue
 				}
 				if err := r.keepSamples(); err != nil {
@@ -156,7 +172,11 @@ func (s *Subject) measure(ctx context.Context, stores string, length time.Durati
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() {
+		// What it has written is not to be synced by the next.
+		os.RemoveAll(dir)
+		syscall.Sync()
+	}()
 	var wrong error
 	figures := map[string]float64{} // which count only if the run ends well
 	err := s.Measure(&Run{Context: ctx, Dir: dir, Shared: stores, Time: length, report: func(column string, figure float64) {

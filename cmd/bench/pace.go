@@ -26,7 +26,7 @@ func (w *wire) pace(rate float64, length time.Duration) (*hdrhistogram.Histogram
 	const unsettled = 250 * time.Millisecond
 	early := int(rate * unsettled.Seconds())
 	n := early + int(rate*length.Seconds())
-	ctx, cancel := context.WithTimeout(w.ctx, length+time.Minute)
+	ctx, cancel := context.WithTimeout(w.ctx, unsettled+length+time.Minute)
 	defer cancel()
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)

@@ -450,3 +450,27 @@ func TestHelp(t *testing.T) {
 		}
 	}
 }
+
+// TestChoose keeps what is chosen with all that it is compared with, and no target
+// that would not be measured.
+func TestChoose(t *testing.T) {
+	chosen := choose(tables(), regexp.MustCompile(`rate limits/gabion, always$`))
+	if len(chosen) != 1 {
+		t.Fatalf("it chooses %d tables, want 1", len(chosen))
+	}
+	var names []string
+	for _, s := range chosen[0].Subjects {
+		names = append(names, s.Name)
+	}
+	want := []string{gabionAlways, redisAlways + withGCRA, redisNone + withGCRA, bareName}
+	if !slices.Equal(names, want) {
+		t.Errorf("it chooses %q, want %q", names, want)
+	}
+	if n := len(chosen[0].Targets); n != 4 {
+		t.Errorf("it keeps %d targets, want 4", n)
+	}
+	chosen = choose(tables(), regexp.MustCompile(`rate limits/gabion, interval$`))
+	if len(chosen) != 1 || len(chosen[0].Targets) != 0 {
+		t.Error("it keeps targets of what is not chosen")
+	}
+}

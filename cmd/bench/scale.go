@@ -50,22 +50,19 @@ const (
 	keysReopened  = "reopened"
 )
 
-// scaleTime is how many times as long as others the figures of keysTable are
-// measured, since flushes and compactions have a share in them.
-const scaleTime = 5
-
 // keysTable measures stores of so many keys: few, many and most, all of them in
-// the cache, and most with a cache for many. They are killed when their log has
-// grown to so many bytes, or as large as it gets.
+// the cache, and most with a cache for many, the second time with one for blocks
+// that holds all of them. They are killed when their log has grown to so many bytes,
+// or as large as it gets.
 func keysTable(few, many, most *filling, log int64) *Table {
 	t := &Table{
 		Section: "scale",
 		Name:    "keys in the store",
 		Note: fmt.Sprintf("gabion, always: 64 callers charge 32 keys at a time, drawn uniformly, for %d times as long as elsewhere. "+
-			"Keys of 16 bytes that live for 12 to 24 hours, compacted before. "+
+			"Keys of 16 bytes that live for 12 to 24 hours, compacted before. 512 MiB hold all blocks of ten million, 64 MiB a part. "+
 			"Memory is that of a process that does nothing else: the most that was resident, and what is live of the Go heap, with Pebble's caches where they are on it. "+
 			"By the options it is the caches and four memtables; Go's garbage collector takes up to as much again, unless GOGC or GOMEMLIMIT say otherwise. "+
-			"Reopened: from a kill with the log at its largest to the first decision, with what was written still in the system's cache.", scaleTime),
+			"Reopened: from a kill with the log at its largest to the first decision, with what was written still in the system's cache.", longer),
 		Rounds: 3,
 		Columns: []Column{
 			{keysDecisions, PerSecond},
@@ -218,6 +215,7 @@ func (f *filling) prepare(r *Run) error {
 			return err
 		}
 		if err := f.fill(r.Context, dir); err != nil {
+			os.RemoveAll(dir)
 			return fmt.Errorf("fill the store: %w", err)
 		}
 		f.dir = dir
@@ -320,7 +318,7 @@ func measureKeys(r *Run, f *filling, cached int, blocks, log int64) error {
 	if err != nil {
 		return err
 	}
-	job := storeJob{Dir: r.Dir, Keys: f.keys, Cached: cached, CacheSize: size, Blocks: blocks, Time: scaleTime * r.Time, Log: log}
+	job := storeJob{Dir: r.Dir, Keys: f.keys, Cached: cached, CacheSize: size, Blocks: blocks, Time: longer * r.Time, Log: log}
 	figures, err := job.run(r.Context)
 	if err != nil {
 		return err

@@ -23,7 +23,7 @@ func slowTable(delay time.Duration) *Table {
 		Section: "scale",
 		Name:    fmt.Sprintf("a slow disk, +%v per sync", delay),
 		Note: "Each caller has a key of its own, and waits for the disk before its next call. " +
-			"A call that comes while the disk is at it waits for that sync and for its own: callers/(2 x sync) is what that gives. " +
+			"A call that comes while the disk is at it waits for that sync and for its own, so callers/(2 x sync) is what there is at least if each sync is for all who wait. " +
 			"The length of a sync is the mean of those of the log in the same run, with what was added.",
 	}
 	for _, n := range slowCallers {
@@ -76,7 +76,7 @@ func callersOf(n int) string {
 func chargeOwn(r *Run, callers int, fsys *slowFS, charge func(key []byte) error) (rate float64, sync time.Duration, err error) {
 	fsys.syncs.Store(0)
 	fsys.syncing.Store(0)
-	f, err := drive(r.Context, callers, r.Time, func(_, caller uint64) call {
+	f, err := drive(r.Context, callers, longer*r.Time, func(_, caller uint64) call {
 		key := make([]byte, nameLen)
 		putKey(key, int(caller))
 		return func() (int, error) { return 1, charge(key) }
