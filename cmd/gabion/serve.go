@@ -176,7 +176,6 @@ func (f *serveFlags) serve(p *program) error {
 		Logger:         log,
 	}
 	f.caps.set(opts)
-	spareProcessor()
 	l, err := p.openStore(dir, opts)
 	if errors.Is(err, engine.ErrInUse) {
 		return fmt.Errorf("%s is in use by another process: stop it, or choose another --dir", dir)
@@ -216,6 +215,9 @@ func (f *serveFlags) serve(p *program) error {
 		Logger:       log,
 		Version:      version(),
 	})
+	if opts.Durability != engine.Never {
+		defer spareProcessor()() // the server has counted those that there are
+	}
 	err = f.serveUntil(signals, log, srv, ln, l)
 	if closeErr := l.Close(); closeErr != nil && err == nil {
 		err = fmt.Errorf("can't close the store: %w", closeErr)
@@ -227,11 +229,16 @@ func (f *serveFlags) serve(p *program) error {
 }
 
 // spareProcessor lets Go run one more thread than it would by itself, unless the
-// environment says how many: the one that is syncing counts as running.
-func spareProcessor() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
+// environment says how many: a thread that syncs counts as running until the
+// runtime's monitor takes notice, which is about when the sync is over. Meanwhile
+// Go does not follow changes of what the process may use. undo puts an end to it.
+func spareProcessor() (undo func()) {
+	if os.Getenv("GOMAXPROCS") != "" {
+		return func() {}
 	}
+	n := runtime.GOMAXPROCS(0)
+	runtime.GOMAXPROCS(n + 1)
+	return func() { runtime.GOMAXPROCS(n) }
 }
 
 // makeBackupDir makes the directory for backups, unless it is there. It must not

@@ -11,7 +11,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -461,5 +463,22 @@ func TestGoRun(t *testing.T) {
 	want := `^gabion \S+ \(go1\.\S+, pebble v2\.\d+\.\d+, format \d+\)\n$`
 	if !regexp.MustCompile(want).Match(out) {
 		t.Errorf("go run . version prints %q, want %s", out, want)
+	}
+}
+
+// TestSpareProcessor has Go run one more thread for as long as the server serves,
+// unless the environment says how many.
+func TestSpareProcessor(t *testing.T) {
+	before := runtime.GOMAXPROCS(0)
+	for env, spare := range map[string]int{"": 1, strconv.Itoa(before): 0} {
+		t.Setenv("GOMAXPROCS", env)
+		undo := spareProcessor()
+		if n := runtime.GOMAXPROCS(0); n != before+spare {
+			t.Errorf("with GOMAXPROCS=%q there are %d processors, want %d", env, n, before+spare)
+		}
+		undo()
+		if n := runtime.GOMAXPROCS(0); n != before {
+			t.Errorf("with GOMAXPROCS=%q there are %d processors afterwards, want %d", env, n, before)
+		}
 	}
 }
