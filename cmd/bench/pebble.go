@@ -51,7 +51,7 @@ func rawPebble(name string, keys func() *keySet, sync bool) *Subject {
 
 // openStore opens a store with the settings of gabion's own.
 func openStore(dir string, fsys vfs.FS) (*pebble.DB, error) {
-	cache := pebble.NewCache(64 << 20)
+	cache := pebble.NewCache(usualBlocks)
 	defer cache.Unref()
 	opts := &pebble.Options{
 		FormatMajorVersion:          pebble.FormatNewest,

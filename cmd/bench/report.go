@@ -224,14 +224,15 @@ func (j judgement) row() []string {
 	}
 	bound := func(v float64) string { return separate(strconv.FormatFloat(v, 'f', -1, 64)) + unit }
 	row := []string{j.What, "", which + bound(j.Bound), "", j.verdict()}
-	if j.Bound == 0 && !j.AtMost { // it is to be told, whatever it is
+	bounded := j.Bound != 0 || j.AtMost // else it is to be told, whatever it is
+	if !bounded {
 		row[2] = ""
 	}
 	if j.measured {
 		row[1] = digits(j.figure) + unit
-		if row[2] == "" {
-			row[4] = ""
-		}
+	}
+	if j.measured && !bounded {
+		row[4] = ""
 	}
 	if j.Goal != 0 {
 		row[3] = bound(j.Goal)

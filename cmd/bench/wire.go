@@ -196,7 +196,7 @@ func peakLoad(r *Run, s wireSubject) (rate float64, err error) {
 }
 
 func measurePaced(r *Run, w *wire, load float64) error {
-	times, err := w.pace(load, longer*r.Time) // a hundredth of it is to be some
+	times, err := w.pace(load, longer*r.Time) // of which a hundredth, or a thousandth, has to be enough
 	if err != nil {
 		return err
 	}
