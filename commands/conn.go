@@ -20,17 +20,30 @@ const (
 	// something to read takes back the replies that the client has not read.
 	lingering      = time.Second
 	lingeringBytes = 1 << 20
+
+	// maxPolled is the size, in bytes, below which a request is for a poller, and
+	// maxPolledOps the most operations that it may have.
+	maxPolled    = 2 << 10
+	maxPolledOps = 8
 )
+
+// stream is what a connection needs of its socket.
+type stream interface {
+	io.ReadWriteCloser
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+}
 
 // conn is a connection. Its goroutine reads requests, has the session carry out
 // all that are complete, and sends the replies, in turns.
 type conn struct {
 	*session
-	nc       net.Conn
+	nc       stream // Server.mu guards that it changes
 	sender   *sender
 	stopping atomic.Bool
 
 	parser     resp.Parser
+	single     bool // the last requests were one, and one for a poller
 	small      []byte
 	buf        []byte // small, or one that is larger
 	start, end int    // buf[start:end] was received, and is still to be carried out
@@ -38,18 +51,33 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	return &conn{
+	c := &conn{
 		session: s.newSession(nc.RemoteAddr().String(), nc.LocalAddr().String()),
 		nc:      nc,
 		sender:  newSender(s, nc),
+		small:   make([]byte, smallBuffer),
 	}
+	c.buf = c.small
+	return c
 }
 
+// use has nc take the place of what was the connection's.
+func (c *conn) use(nc stream) { c.nc, c.sender.nc = nc, nc }
+
 // stop has the connection end once the requests that were read are answered.
-// Any goroutine may call it.
+// Server.mu is held. A poller has to be woken besides.
 func (c *conn) stop() {
 	c.stopping.Store(true)
 	c.nc.SetReadDeadline(time.Unix(1, 0))
+}
+
+// abort closes the connection as it is. Server.mu is held.
+func (c *conn) abort() {
+	if nc, ok := c.nc.(interface{ abort() }); ok {
+		nc.abort()
+		return
+	}
+	c.nc.Close()
 }
 
 // close ends the connection, and all that belongs to it.
@@ -66,29 +94,31 @@ func (c *conn) dropBuffer() {
 	c.buf, c.start, c.end = c.small, 0, 0
 }
 
-// serve serves the connection until it is to be closed.
-func (c *conn) serve() {
-	c.small = make([]byte, smallBuffer)
-	c.buf = c.small
+// serve serves the connection until it is to be closed, or a poller serves it.
+func (c *conn) serve() (polled bool) {
 	for {
 		if err := c.answer(); err != nil {
 			c.logEnd(err)
-			return
+			return false
 		}
 		if c.closing || c.stopping.Load() {
 			break
+		}
+		if c.single && c.start == c.end && c.sender.idle() && c.srv.poll(c) {
+			return true
 		}
 		if err := c.read(); err != nil {
 			if err == io.EOF || c.stopping.Load() {
 				c.sender.wait() // nothing has come after the last request: no need to linger
 			}
 			c.logEnd(err)
-			return
+			return false
 		}
 	}
 	c.sender.wait()
 	c.dropBuffer()
 	c.linger()
+	return false
 }
 
 func (c *conn) logEnd(err error) {
@@ -115,6 +145,7 @@ func (c *conn) answer() error {
 // carryOut carries out the requests that are complete, up to the bounds of a
 // run, and tells whether more of them may be there. It leaves room in buf.
 func (c *conn) carryOut() (more bool) {
+	requests, size := 0, c.end-c.start
 	for !c.closing {
 		if len(c.out) >= maxReplies {
 			more = true
@@ -132,8 +163,10 @@ func (c *conn) carryOut() (more bool) {
 		if args == nil {
 			break
 		}
+		requests++
 		c.do(args)
 	}
+	c.single = requests == 1 && size < maxPolled && len(c.calls) == 1 && len(c.ops) <= maxPolledOps
 	c.settle()
 	if !more && !c.makeRoom() {
 		c.closing = true

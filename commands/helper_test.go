@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gabiondb/gabion/commands"
+	"github.com/gabiondb/gabion/commands/internal/resp"
 	"github.com/gabiondb/gabion/engine"
 )
 
@@ -41,8 +43,11 @@ type fixture struct {
 	served   chan error
 }
 
+// serving counts the servers that there are.
+var serving atomic.Int32
+
 // serve starts a server. When the test ends, it is shut down, and no goroutine
-// and no file descriptor may be left of it.
+// and no file descriptor may be left of any.
 func serve(t testing.TB, cfg commands.Config) *fixture {
 	t.Helper()
 	return serveStore(t, cfg, engine.Options{})
@@ -54,6 +59,7 @@ func serveStore(t testing.TB, cfg commands.Config, opts engine.Options) *fixture
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	files := openFiles()
+	first := serving.Add(1) == 1
 	f := &fixture{t: t, served: make(chan error, 1)}
 	f.set(0)
 	opts.Now = f.now
@@ -82,6 +88,9 @@ func serveStore(t testing.TB, cfg commands.Config, opts engine.Options) *fixture
 		}
 		if err := f.limiter.Close(); err != nil {
 			t.Errorf("Close() = %v", err)
+		}
+		if serving.Add(-1); !first {
+			return // the first one ends last
 		}
 		goleak.VerifyNone(t, before)
 		if n := openFiles(); n > files {
@@ -211,21 +220,50 @@ func (w *wire) send(s string) {
 	}
 }
 
-// ask sends requests and returns the replies to them.
+// ask sends requests and returns the replies to them. A single request it sends
+// as clients do that wait for each reply, others with one more, to know the end.
 func (w *wire) ask(s string) string {
 	w.t.Helper()
+	var replies strings.Builder
+	var parser resp.Parser
+	if args, n, err := parser.Next([]byte(s)); args != nil && n == len(s) && err == nil {
+		w.send(s)
+		w.reply(&replies)
+		return replies.String()
+	}
 	const mark = "that was all"
 	w.send(s + request("ECHO", mark))
-	var replies strings.Builder
 	end := fmt.Sprintf("$%d\r\n%s\r\n", len(mark), mark)
 	for !strings.HasSuffix(replies.String(), end) {
-		line, err := w.r.ReadString('\n')
-		replies.WriteString(line)
-		if err != nil {
-			w.t.Fatalf("%.60q: %v after %q", s, err, replies.String())
-		}
+		w.reply(&replies)
 	}
 	return strings.TrimSuffix(replies.String(), end)
+}
+
+// reply reads a reply into b.
+func (w *wire) reply(b *strings.Builder) {
+	w.t.Helper()
+	line, err := w.r.ReadString('\n')
+	if err != nil {
+		w.t.Fatalf("%v after %q", err, b.String()+line)
+	}
+	b.WriteString(line)
+	n, _ := strconv.Atoi(strings.TrimSpace(line[1:]))
+	switch line[0] {
+	case '$', '=':
+		if n >= 0 {
+			if _, err := io.CopyN(b, w.r, int64(n)+2); err != nil {
+				w.t.Fatalf("%v after %q", err, b.String())
+			}
+		}
+	case '%':
+		n *= 2
+		fallthrough
+	case '*', '~', '>':
+		for range n {
+			w.reply(b)
+		}
+	}
 }
 
 // rest returns what comes until the server closes the connection.

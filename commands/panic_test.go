@@ -3,21 +3,36 @@ package commands
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/gabiondb/gabion/commands/internal/resp"
 	"github.com/gabiondb/gabion/engine"
 )
 
 // A panic ends the connection that has met it and no other, and is not hidden.
 func TestPanicEndsOneConnection(t *testing.T) {
-	l, err := engine.Open("store", &engine.Options{FS: vfs.NewMem()})
+	for _, where := range []string{"run", "plan", "reply", "engine"} {
+		t.Run(where, func(t *testing.T) { testPanicEndsOneConnection(t, where) })
+	}
+}
+
+func testPanicEndsOneConnection(t *testing.T, where string) {
+	var broken atomic.Bool
+	l, err := engine.Open("store", &engine.Options{FS: vfs.NewMem(), NoPurge: true, Now: func() time.Time {
+		if broken.Load() {
+			panic("a bug")
+		}
+		return time.Now()
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +43,16 @@ func TestPanicEndsOneConnection(t *testing.T) {
 	}
 	var log bytes.Buffer
 	s := NewServer(l, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	s.table.get([]byte("time"), nil).run = func(*session, [][]byte) error { panic("a bug") }
+	bad := []string{"TTL", "key"}
+	switch c := s.table.get([]byte(bad[0]), nil); where {
+	case "run":
+		bad = bad[:1]
+		c.arity, c.plan, c.run = 1, nil, func(*session, [][]byte) error { panic("a bug") }
+	case "plan":
+		c.plan = func([]engine.Op, [][]byte) ([]engine.Op, error) { panic("a bug") }
+	case "reply":
+		c.reply = func(*session, []engine.Result) { panic("a bug") }
+	}
 	served := make(chan error)
 	go func() { served <- s.Serve(ln) }()
 
@@ -37,21 +61,37 @@ func TestPanicEndsOneConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := other.Do("PING"); err != nil {
-		t.Fatal(err)
+	exists := func(c *Client) {
+		t.Helper()
+		if got, err := c.Do("EXISTS", "key"); err != nil || got != int64(0) {
+			t.Errorf("EXISTS = %v, %v", got, err)
+		}
 	}
-	nc, err := net.Dial("tcp", ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
+	for range 2 {
+		exists(other)
 	}
-	defer nc.Close()
-	nc.Write(resp.AppendRequest(nil, "TIME"))
-	if b, err := io.ReadAll(nc); err != nil || len(b) > 0 {
-		t.Errorf("the client read %q, %v, want the end", b, err)
+	victims := 0
+	for _, before := range []int{0, 1, 2} { // a poller has the connection from the second request on
+		c, err := Dial(context.Background(), ln.Addr().String(), ClientConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range before {
+			exists(c)
+		}
+		broken.Store(where == "engine")
+		if got, err := c.Do(bad...); !errors.Is(err, io.EOF) {
+			t.Errorf("%v = %v, %v, want the end", bad, got, err)
+		}
+		broken.Store(false)
+		c.Close()
+		victims++
+		exists(other)
 	}
-	if got, err := other.Do("INFO", "stats"); err != nil || !strings.Contains(got.(string), "\r\nconnection_panics:1\r\n") {
+	if got, err := other.Do("INFO", "stats"); err != nil || !strings.Contains(got.(string), fmt.Sprintf("\r\nconnection_panics:%d\r\n", victims)) {
 		t.Errorf("INFO stats = %v, %v", got, err)
 	}
+	exists(other)
 	if err := s.Shutdown(context.Background()); err != nil {
 		t.Error(err)
 	}

@@ -2,7 +2,6 @@ package commands
 
 import (
 	"errors"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -27,7 +26,7 @@ const (
 // pipeline as a whole before it begins to read the replies.
 type sender struct {
 	srv *Server
-	nc  net.Conn
+	nc  stream
 
 	mu      sync.Mutex // guards what follows
 	changed sync.Cond  // what follows has changed
@@ -37,7 +36,7 @@ type sender struct {
 	err     error      // that it ended with
 }
 
-func newSender(s *Server, nc net.Conn) *sender {
+func newSender(s *Server, nc stream) *sender {
 	w := &sender{srv: s, nc: nc}
 	w.changed.L = &w.mu
 	return w
@@ -49,10 +48,7 @@ func (w *sender) send(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	w.mu.Lock()
-	running := w.running
-	w.mu.Unlock()
-	if !running {
+	if w.idle() {
 		if err := w.nc.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 			return err
 		}
@@ -64,6 +60,13 @@ func (w *sender) send(b []byte) error {
 		b = b[n:]
 	}
 	return w.leave(b)
+}
+
+// idle tells whether nothing waits to be sent.
+func (w *sender) idle() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.running
 }
 
 // leave leaves b to the goroutine.

@@ -75,12 +75,13 @@ type Server struct {
 		connections, refused, received, sent, authFailures, protocolErrors, panics atomic.Uint64
 	}
 
-	conns sync.WaitGroup // the goroutines of connections
+	conns sync.WaitGroup // connections, and goroutines of pollers
 
 	mu        sync.Mutex // guards what follows
 	closing   bool
 	listeners map[net.Listener]struct{}
 	open      map[*conn]struct{}
+	pollers   []*poller
 }
 
 // NewServer returns a server for l, which stays the caller's to close, after
@@ -174,23 +175,34 @@ func (s *Server) accept(nc net.Conn) {
 	}
 }
 
-// serve serves c to its end. A panic is a bug, but one that should cost no more
-// than the connection that has met it.
+// serve serves c to its end, or until a poller does. A panic is a bug, but one
+// that should cost no more than the connection that has met it.
 func (s *Server) serve(c *conn) {
-	defer s.conns.Done()
+	polled := false
 	defer func() {
-		s.mu.Lock()
-		delete(s.open, c)
-		s.mu.Unlock()
-	}()
-	defer c.close()
-	defer func() {
-		if p := recover(); p != nil {
-			s.stats.panics.Add(1)
-			s.log.Error("a connection panicked", "client", c.addr, "panic", p, "stack", string(debug.Stack()))
+		if v := recover(); v != nil {
+			s.panicked(c, v)
+		}
+		if !polled {
+			s.end(c)
 		}
 	}()
-	c.serve()
+	polled = c.serve()
+}
+
+// panicked tells of a panic that c has met.
+func (s *Server) panicked(c *conn, v any) {
+	s.stats.panics.Add(1)
+	s.log.Error("a connection panicked", "client", c.addr, "panic", v, "stack", string(debug.Stack()))
+}
+
+// end ends c, which nobody serves any more.
+func (s *Server) end(c *conn) {
+	s.mu.Lock()
+	delete(s.open, c)
+	s.mu.Unlock()
+	c.close()
+	s.conns.Done()
 }
 
 // Shutdown stops accepting connections, answers the requests that were read,
@@ -208,6 +220,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	for c := range s.open {
 		c.stop()
 	}
+	for _, p := range s.pollers {
+		p.wake()
+	}
 	s.mu.Unlock()
 
 	done := make(chan struct{})
@@ -222,7 +237,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	for c := range s.open {
-		c.nc.Close()
+		c.abort()
 	}
 	s.mu.Unlock()
 	return ctx.Err()

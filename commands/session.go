@@ -148,18 +148,22 @@ func (s *session) settle() {
 	s.results = s.srv.limiter.Do(s.ops, s.results[:0])
 	results := s.results
 	for _, call := range s.calls {
-		own := results[:call.ops]
+		s.reply(call, results[:call.ops])
 		results = results[call.ops:]
-		if err := firstError(own); err != nil {
-			call.command.failed.Add(1)
-			s.out = resp.AppendError(s.out, string(call.command.inWords(err)))
-			continue
-		}
-		call.command.reply(s, own)
 	}
 	clear(s.ops) // of their keys, which are slices of the connection's buffer
 	s.ops, s.calls = s.ops[:0], s.calls[:0]
 	s.shrink()
+}
+
+// reply replies to a call with the results of its operations.
+func (s *session) reply(call call, results []engine.Result) {
+	if err := firstError(results); err != nil {
+		call.command.failed.Add(1)
+		s.out = resp.AppendError(s.out, string(call.command.inWords(err)))
+		return
+	}
+	call.command.reply(s, results)
 }
 
 // enlarge makes the run a large one. It waits until there may be another.

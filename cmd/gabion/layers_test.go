@@ -31,7 +31,7 @@ var layers = map[string]layer{
 		uses: []string{"commands", "engine", "github.com/spf13/pflag"},
 	},
 	"commands": {
-		uses: []string{"commands/internal/resp", "engine", "engine/limit"},
+		uses: []string{"commands/internal/resp", "engine", "engine/limit", "golang.org/x/sys"},
 	},
 	"commands/internal/resp": {
 		not: []string{"net", "os", "sync", "time"},

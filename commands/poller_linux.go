@@ -1,0 +1,503 @@
+package commands
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gabiondb/gabion/commands/internal/resp"
+	"github.com/gabiondb/gabion/engine"
+)
+
+const (
+	// maxTurn is how many connections a turn is for, at most.
+	maxTurn = 128
+
+	// lateness is how long a poller waits for the engine before another takes its
+	// place.
+	lateness = time.Millisecond
+
+	// maxLate is how many turns may be late before connections get goroutines.
+	maxLate = 16
+
+	// idleLooks is how often it is looked for idle connections in the time that one may
+	// be idle.
+	idleLooks = 8
+
+	// processorsPerPoller is a guess: a poller alone keeps about two busy with
+	// what the engine and the kernel do for it.
+	processorsPerPoller = 4
+)
+
+// poller serves the connections whose clients ask for one thing at a time, and
+// wait for the answer. They need no goroutine of their own, which would cost more
+// than all else: the poller asks the kernel which of them have sent something,
+// reads what it is, has the engine decide all of it, and answers, in turns. What
+// is not a single small request for the engine it hands to a goroutine of the
+// connection, as conn.serve is for all.
+//
+// A turn that takes long, since the disk does, must not keep those waiting who
+// need no disk. So after lateness another goroutine takes the place of the one that
+// waits, which ends when it has answered.
+type poller struct {
+	srv    *Server
+	epoll  int // reports the sockets that can be read
+	signal int // an eventfd that is among them
+
+	mu      sync.Mutex // guards what follows
+	waiting map[int]*conn
+	closed  bool
+
+	late     atomic.Int32  // turns that were replaced and are not over
+	nextLook time.Duration // for idle connections, as time since the server's start
+}
+
+func newPoller(s *Server) (*poller, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	signal, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		unix.Close(epoll)
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	p := &poller{srv: s, epoll: epoll, signal: signal, waiting: make(map[int]*conn)}
+	if err := p.register(signal); err != nil {
+		unix.Close(signal)
+		unix.Close(epoll)
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *poller) register(fd int) error {
+	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}
+	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event))
+}
+
+// wake has the poller look whether the server is closing.
+func (p *poller) wake() {
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	unix.Write(p.signal, one[:])
+}
+
+// add has the poller wait for c, and tells whether it does.
+func (p *poller) add(c *conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fd := c.descriptor()
+	if p.closed || p.register(fd) != nil {
+		return false
+	}
+	p.waiting[fd] = c
+	return true
+}
+
+// remove has the poller no longer wait for c.
+func (p *poller) remove(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if fd := c.descriptor(); p.waiting[fd] == c {
+		delete(p.waiting, fd)
+		unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+	}
+}
+
+// turn is what a poller has in hand: a request of each of some connections.
+type turn struct {
+	poller   *poller
+	events   [maxTurn]unix.EpollEvent
+	ready    []*conn
+	received [maxTurn][maxPolled]byte
+	parser   resp.Parser
+	run
+	conns []*conn // that the calls of run are of, in order
+
+	timer    *time.Timer // runs replace
+	replaced chan struct{}
+	late     bool // it was replaced
+}
+
+// turns keeps the memory of turns that are over.
+var turns sync.Pool
+
+func newTurn() *turn {
+	t := &turn{replaced: make(chan struct{}, 1)}
+	t.timer = time.AfterFunc(time.Hour, t.replace)
+	t.timer.Stop()
+	return t
+}
+
+// lead takes turns until another takes its place, or the server is closing.
+func (p *poller) lead() {
+	defer p.srv.conns.Done()
+	t, _ := turns.Get().(*turn)
+	if t == nil {
+		t = newTurn()
+	}
+	t.poller, t.late = p, false
+	for !t.late && t.gather() {
+		t.settle()
+	}
+	if t.late {
+		p.late.Add(-1)
+	}
+	t.poller = nil
+	turns.Put(t)
+}
+
+// gather waits until there are requests, and takes them. It returns false when
+// the poller was closed.
+func (t *turn) gather() bool {
+	p := t.poller
+	n, err := unix.EpollWait(p.epoll, t.events[:], p.timeout())
+	if err != nil && err != unix.EINTR {
+		panic(os.NewSyscallError("epoll_wait", err)) // it has no other error
+	}
+	t.ready = t.ready[:0]
+	p.mu.Lock()
+	for _, event := range t.events[:max(n, 0)] {
+		if c := p.waiting[int(event.Fd)]; c != nil {
+			t.ready = append(t.ready, c)
+		} else if int(event.Fd) == p.signal {
+			p.mu.Unlock()
+			p.close()
+			return false
+		}
+	}
+	p.mu.Unlock()
+	now := p.srv.uptime()
+	for i, c := range t.ready {
+		t.receive(c, t.received[i][:], now)
+	}
+	clear(t.ready)
+	p.dropIdle(now)
+	return true
+}
+
+// receive reads into b what c has sent, and takes it into the turn or hands it
+// over.
+func (t *turn) receive(c *conn, b []byte, now time.Duration) {
+	p := t.poller
+	defer p.catch(c)
+	n, err := c.nc.Read(b)
+	switch {
+	case err == unix.EAGAIN: // it was another that had this descriptor
+	case err != nil:
+		p.drop(c, err)
+	default:
+		p.srv.stats.received.Add(uint64(n))
+		c.active.Store(int64(now))
+		if !t.take(c, b[:n]) {
+			p.remove(c)
+			p.srv.resume(c, b[:n], nil)
+		}
+	}
+}
+
+// take takes b into the turn if it is just one request, and one that is for a
+// poller. Otherwise it changes nothing.
+func (t *turn) take(c *conn, b []byte) bool {
+	if b[0] != '*' || len(b) == maxPolled || t.poller.late.Load() >= maxLate {
+		return false
+	}
+	args, n, err := t.parser.Next(b)
+	if args == nil || err != nil || n < len(b) {
+		t.parser = resp.Parser{}
+		return false
+	}
+	command := c.srv.table.get(args[0], nil)
+	if command == nil || command.plan == nil || !command.takes(len(args)) || len(args)/command.keys.step > maxPolledOps {
+		return false
+	}
+	ops, err := command.plan(t.ops, args)
+	if err != nil {
+		return false
+	}
+	c.last.Store(command)
+	command.calls.Add(1)
+	t.conns = append(t.conns, c)
+	t.calls = append(t.calls, call{command, len(ops) - len(t.ops)})
+	t.ops = ops
+	return true
+}
+
+// settle has the engine carry out what was asked for, and answers.
+func (t *turn) settle() {
+	if len(t.conns) == 0 {
+		return
+	}
+	t.timer.Reset(lateness)
+	ok := t.decide()
+	if !t.timer.Stop() {
+		<-t.replaced
+		t.late = true
+	}
+	results := t.results
+	for i, c := range t.conns {
+		if !ok {
+			t.poller.drop(c, nil)
+			continue
+		}
+		call := t.calls[i]
+		t.answer(c, call, results[:call.ops])
+		results = results[call.ops:]
+	}
+	clear(t.conns)
+	clear(t.ops)
+	t.conns, t.ops, t.calls = t.conns[:0], t.ops[:0], t.calls[:0]
+}
+
+// decide has the engine carry out the operations. It returns false if that
+// panicked.
+func (t *turn) decide() (ok bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			t.poller.srv.panicked(t.conns[0], v)
+		}
+	}()
+	t.results = t.poller.srv.limiter.Do(t.ops, t.results[:0])
+	return true
+}
+
+// answer answers the request of c.
+func (t *turn) answer(c *conn, call call, results []engine.Result) {
+	p := t.poller
+	defer p.catch(c)
+	c.run = &t.run
+	c.out = c.out[:0]
+	c.reply(call, results)
+	c.run = nil
+	n, err := c.nc.Write(t.out)
+	p.srv.stats.sent.Add(uint64(n))
+	switch {
+	case err != nil && err != unix.EAGAIN:
+		p.drop(c, err)
+	case n < len(t.out):
+		p.remove(c)
+		p.srv.resume(c, nil, t.out[n:])
+	case t.late && !p.add(c):
+		p.srv.resume(c, nil, nil)
+	}
+}
+
+// replace has another goroutine, this one, take the place of that of t.
+func (t *turn) replace() {
+	p := t.poller
+	p.srv.conns.Add(1)
+	p.late.Add(1)
+	for _, c := range t.conns {
+		p.remove(c) // else the sockets would be reported to this one
+	}
+	t.replaced <- struct{}{}
+	p.lead()
+}
+
+// catch, deferred, ends c if there is a panic.
+func (p *poller) catch(c *conn) {
+	if v := recover(); v != nil {
+		p.srv.panicked(c, v)
+		p.drop(c, nil)
+	}
+}
+
+// drop ends c.
+func (p *poller) drop(c *conn, err error) {
+	p.remove(c)
+	if err != nil {
+		c.logEnd(err)
+	}
+	p.srv.end(c)
+}
+
+// timeout is how many milliseconds to wait for requests at most, or -1.
+func (p *poller) timeout() int {
+	if p.srv.cfg.IdleTimeout == 0 {
+		return -1
+	}
+	return int(max(p.srv.cfg.IdleTimeout/idleLooks, time.Millisecond) / time.Millisecond)
+}
+
+// dropIdle ends the connections that have been silent for too long.
+func (p *poller) dropIdle(now time.Duration) {
+	timeout := p.srv.cfg.IdleTimeout
+	if timeout == 0 || now < p.nextLook {
+		return
+	}
+	p.nextLook = now + timeout/idleLooks
+	var idle []*conn
+	p.mu.Lock()
+	for _, c := range p.waiting {
+		if now-time.Duration(c.active.Load()) >= timeout {
+			idle = append(idle, c)
+		}
+	}
+	p.mu.Unlock()
+	for _, c := range idle {
+		p.drop(c, os.ErrDeadlineExceeded)
+	}
+}
+
+// close hands all connections over, and closes the poller.
+func (p *poller) close() {
+	p.mu.Lock()
+	p.closed = true
+	waiting := p.waiting
+	p.waiting = nil
+	unix.Close(p.epoll)
+	unix.Close(p.signal)
+	p.mu.Unlock()
+	for _, c := range waiting {
+		p.srv.resume(c, nil, nil)
+	}
+}
+
+// poll leaves c to a poller, and tells whether it did.
+func (s *Server) poll(c *conn) bool {
+	d, ok := detached(c.nc)
+	if !ok {
+		return false
+	}
+	s.mu.Lock()
+	p := s.pollerFor(c)
+	if p == nil {
+		s.mu.Unlock()
+		d.Close()
+		return false
+	}
+	own := c.nc
+	c.use(d)
+	s.mu.Unlock()
+	own.Close()
+	c.small, c.buf = nil, nil
+	if !p.add(c) {
+		s.resume(c, nil, nil)
+	}
+	return true
+}
+
+// pollerFor returns the poller for c, or nil if there is none. s.mu is held.
+func (s *Server) pollerFor(c *conn) *poller {
+	if s.closing {
+		return nil
+	}
+	n := max(1, runtime.GOMAXPROCS(0)/processorsPerPoller)
+	if len(s.pollers) < n {
+		p, err := newPoller(s)
+		if err != nil {
+			return nil
+		}
+		s.pollers = append(s.pollers, p)
+		s.conns.Add(1)
+		go p.lead()
+		return p
+	}
+	return s.pollers[int(c.id)%len(s.pollers)]
+}
+
+// resume has a goroutine serve c, which a poller has left: what was received is
+// still to be carried out, and what is unsent to be sent.
+func (s *Server) resume(c *conn, received, unsent []byte) {
+	s.mu.Lock()
+	c.use(attached(c.nc.(descriptor), c.addr))
+	s.mu.Unlock()
+	c.small = make([]byte, smallBuffer)
+	c.buf = c.small
+	c.start, c.end = 0, copy(c.buf, received)
+	if len(unsent) > 0 {
+		if err := c.sender.leave(unsent); err != nil {
+			c.logEnd(err)
+			s.end(c)
+			return
+		}
+	}
+	go s.serve(c)
+}
+
+// descriptor is the socket of a connection that a poller has. Nothing waits for
+// it: where that would be needed, the error is EAGAIN.
+type descriptor int
+
+// detached returns the socket of nc as a descriptor of its own, which stays open
+// when nc is closed.
+func detached(nc stream) (descriptor, bool) {
+	var raw syscall.RawConn
+	var err error
+	switch nc := nc.(type) { // and no type that has one of these, and does more than it
+	case *net.TCPConn:
+		raw, err = nc.SyscallConn()
+	case *net.UnixConn:
+		raw, err = nc.SyscallConn()
+	case socket:
+		raw, err = nc.SyscallConn()
+	default:
+		return -1, false
+	}
+	if err != nil {
+		return -1, false
+	}
+	fd := -1
+	err = raw.Control(func(own uintptr) { fd, _ = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) })
+	return descriptor(fd), err == nil && fd >= 0
+}
+
+func (c *conn) descriptor() int { return int(c.nc.(descriptor)) }
+
+func (d descriptor) Read(b []byte) (int, error) {
+	for {
+		n, err := unix.Read(int(d), b)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		}
+		return n, nil
+	}
+}
+
+func (d descriptor) Write(b []byte) (int, error) {
+	for {
+		n, err := unix.Write(int(d), b)
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+}
+
+func (d descriptor) Close() error { return unix.Close(int(d)) }
+
+// abort has reading and writing fail. Unlike Close it may come from anywhere.
+func (d descriptor) abort() { unix.Shutdown(int(d), unix.SHUT_RDWR) }
+
+func (d descriptor) SetReadDeadline(time.Time) error  { return nil }
+func (d descriptor) SetWriteDeadline(time.Time) error { return nil }
+
+// socket is a socket that a goroutine serves again.
+type socket struct{ *os.File }
+
+func attached(d descriptor, name string) socket { return socket{os.NewFile(uintptr(d), name)} }
+
+func (s socket) CloseWrite() error {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var result error
+	if err := raw.Control(func(fd uintptr) { result = unix.Shutdown(int(fd), unix.SHUT_WR) }); err != nil {
+		return err
+	}
+	return result
+}
