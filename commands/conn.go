@@ -21,8 +21,8 @@ const (
 	lingering      = time.Second
 	lingeringBytes = 1 << 20
 
-	// maxPolled is the size, in bytes, below which a request is for a poller, and
-	// maxPolledOps the most operations that it may have.
+	// maxPolled is the size, in bytes, and maxPolledOps the number of operations, of
+	// the largest request that is for a poller.
 	maxPolled    = 2 << 10
 	maxPolledOps = 8
 )
@@ -35,7 +35,8 @@ type stream interface {
 }
 
 // conn is a connection. Its goroutine reads requests, has the session carry out
-// all that are complete, and sends the replies, in turns.
+// all that are complete, and sends the replies, in turns. While all that it has
+// to do is to wait, a poller may have the connection, if there is one.
 type conn struct {
 	*session
 	nc       stream // Server.mu guards that it changes
@@ -43,7 +44,7 @@ type conn struct {
 	stopping atomic.Bool
 
 	parser     resp.Parser
-	single     bool // the last requests were one, and one for a poller
+	pollable   bool // the last requests were one, and one for a poller
 	small      []byte
 	buf        []byte // small, or one that is larger
 	start, end int    // buf[start:end] was received, and is still to be carried out
@@ -104,7 +105,7 @@ func (c *conn) serve() (polled bool) {
 		if c.closing || c.stopping.Load() {
 			break
 		}
-		if c.single && c.start == c.end && c.sender.idle() && c.srv.poll(c) {
+		if c.pollable && c.start == c.end && c.sender.idle() && c.srv.poll(c) {
 			return true
 		}
 		if err := c.read(); err != nil {
@@ -145,7 +146,7 @@ func (c *conn) answer() error {
 // carryOut carries out the requests that are complete, up to the bounds of a
 // run, and tells whether more of them may be there. It leaves room in buf.
 func (c *conn) carryOut() (more bool) {
-	requests, size := 0, c.end-c.start
+	requests, received := 0, c.buf[c.start:c.end]
 	for !c.closing {
 		if len(c.out) >= maxReplies {
 			more = true
@@ -166,7 +167,8 @@ func (c *conn) carryOut() (more bool) {
 		requests++
 		c.do(args)
 	}
-	c.single = requests == 1 && size < maxPolled && len(c.calls) == 1 && len(c.ops) <= maxPolledOps
+	c.pollable = requests == 1 && len(c.calls) == 1 && len(c.ops) <= maxPolledOps &&
+		len(received) <= maxPolled && received[0] == '*'
 	c.settle()
 	if !more && !c.makeRoom() {
 		c.closing = true

@@ -204,7 +204,7 @@ func (c *calls) recovers(before int64, goroutines int) {
 const maxIdle = 32 << 10
 
 // TestTenThousandConnections has as many as there may be, drops them all at
-// once, and does so again, half of them in the middle of a request.
+// once, and does so again: in the middle of a request, and after one.
 func TestTenThousandConnections(t *testing.T) {
 	const most = 10_000
 	if testing.Short() {
@@ -215,7 +215,7 @@ func TestTenThousandConnections(t *testing.T) {
 	good := &calls{wire: f.dial()}
 	good.make()
 	before, goroutines := memory(), runtime.NumGoroutine()
-	for _, head := range []string{"", "*2\r\n$4\r\nECHO\r\n$1000\r\nhalf"} {
+	for _, head := range []string{"", "*2\r\n$4\r\nECHO\r\n$1000\r\nhalf", words("EXISTS k")} {
 		end := f.attack(attack{Clients: most - 1, Head: head})
 		eventually(t, "all are served", func() bool { return connected(good.wire) == most })
 		if got, want := f.dial().rest(), "-ERR max number of clients reached\r\n"; got != want {

@@ -2,13 +2,10 @@ package commands
 
 import (
 	"encoding/binary"
-	"io"
-	"net"
 	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,8 +25,7 @@ const (
 	// maxLate is how many turns may be late before connections get goroutines.
 	maxLate = 16
 
-	// idleLooks is how often it is looked for idle connections in the time that one may
-	// be idle.
+	// idleLooks is how many times in IdleTimeout idle connections are looked for.
 	idleLooks = 8
 
 	// processorsPerPoller is a guess: a poller alone keeps about two busy with
@@ -52,12 +48,12 @@ type poller struct {
 	epoll  int // reports the sockets that can be read
 	signal int // an eventfd that is among them
 
-	mu      sync.Mutex // guards what follows
-	waiting map[int]*conn
+	mu      sync.Mutex    // guards what follows
+	waiting map[int]*conn // by descriptor
 	closed  bool
 
-	late     atomic.Int32  // turns that were replaced and are not over
-	nextLook time.Duration // for idle connections, as time since the server's start
+	lateTurns atomic.Int32
+	nextLook  time.Duration // for idle connections, as time since the server's start
 }
 
 func newPoller(s *Server) (*poller, error) {
@@ -80,12 +76,17 @@ func newPoller(s *Server) (*poller, error) {
 }
 
 func (p *poller) register(fd int) error {
-	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}
+	event := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
 	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event))
 }
 
 // wake has the poller look whether the server is closing.
 func (p *poller) wake() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	unix.Write(p.signal, one[:])
@@ -95,7 +96,7 @@ func (p *poller) wake() {
 func (p *poller) add(c *conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fd := c.descriptor()
+	fd := int(c.nc.(descriptor))
 	if p.closed || p.register(fd) != nil {
 		return false
 	}
@@ -107,7 +108,7 @@ func (p *poller) add(c *conn) bool {
 func (p *poller) remove(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if fd := c.descriptor(); p.waiting[fd] == c {
+	if fd := int(c.nc.(descriptor)); p.waiting[fd] == c {
 		delete(p.waiting, fd)
 		unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 	}
@@ -123,16 +124,16 @@ type turn struct {
 	run
 	conns []*conn // that the calls of run are of, in order
 
-	timer    *time.Timer // runs replace
-	replaced chan struct{}
-	late     bool // it was replaced
+	timer      *time.Timer // runs replace
+	handedOver chan struct{}
+	late       bool // it was replaced
 }
 
 // turns keeps the memory of turns that are over.
 var turns sync.Pool
 
 func newTurn() *turn {
-	t := &turn{replaced: make(chan struct{}, 1)}
+	t := &turn{handedOver: make(chan struct{}, 1)}
 	t.timer = time.AfterFunc(time.Hour, t.replace)
 	t.timer.Stop()
 	return t
@@ -150,7 +151,7 @@ func (p *poller) lead() {
 		t.settle()
 	}
 	if t.late {
-		p.late.Add(-1)
+		p.lateTurns.Add(-1)
 	}
 	t.poller = nil
 	turns.Put(t)
@@ -165,17 +166,19 @@ func (t *turn) gather() bool {
 		panic(os.NewSyscallError("epoll_wait", err)) // it has no other error
 	}
 	t.ready = t.ready[:0]
+	closing := false
 	p.mu.Lock()
 	for _, event := range t.events[:max(n, 0)] {
 		if c := p.waiting[int(event.Fd)]; c != nil {
 			t.ready = append(t.ready, c)
-		} else if int(event.Fd) == p.signal {
-			p.mu.Unlock()
-			p.close()
-			return false
 		}
+		closing = closing || int(event.Fd) == p.signal
 	}
 	p.mu.Unlock()
+	if closing {
+		p.close()
+		return false
+	}
 	now := p.srv.uptime()
 	for i, c := range t.ready {
 		t.receive(c, t.received[i][:], now)
@@ -192,7 +195,7 @@ func (t *turn) receive(c *conn, b []byte, now time.Duration) {
 	defer p.catch(c)
 	n, err := c.nc.Read(b)
 	switch {
-	case err == unix.EAGAIN: // it was another that had this descriptor
+	case err == unix.EAGAIN: // epoll may report what is not there
 	case err != nil:
 		p.drop(c, err)
 	default:
@@ -208,7 +211,7 @@ func (t *turn) receive(c *conn, b []byte, now time.Duration) {
 // take takes b into the turn if it is just one request, and one that is for a
 // poller. Otherwise it changes nothing.
 func (t *turn) take(c *conn, b []byte) bool {
-	if b[0] != '*' || len(b) == maxPolled || t.poller.late.Load() >= maxLate {
+	if b[0] != '*' || t.poller.lateTurns.Load() >= maxLate {
 		return false
 	}
 	args, n, err := t.parser.Next(b)
@@ -217,11 +220,11 @@ func (t *turn) take(c *conn, b []byte) bool {
 		return false
 	}
 	command := c.srv.table.get(args[0], nil)
-	if command == nil || command.plan == nil || !command.takes(len(args)) || len(args)/command.keys.step > maxPolledOps {
+	if command == nil || command.plan == nil || !command.takes(len(args)) {
 		return false
 	}
 	ops, err := command.plan(t.ops, args)
-	if err != nil {
+	if err != nil || len(ops)-len(t.ops) > maxPolledOps {
 		return false
 	}
 	c.last.Store(command)
@@ -240,7 +243,7 @@ func (t *turn) settle() {
 	t.timer.Reset(lateness)
 	ok := t.decide()
 	if !t.timer.Stop() {
-		<-t.replaced
+		<-t.handedOver
 		t.late = true
 	}
 	results := t.results
@@ -259,7 +262,8 @@ func (t *turn) settle() {
 }
 
 // decide has the engine carry out the operations. It returns false if that
-// panicked.
+// panicked: nobody knows then which of them were carried out, and all of their
+// connections are to end.
 func (t *turn) decide() (ok bool) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -274,10 +278,13 @@ func (t *turn) decide() (ok bool) {
 func (t *turn) answer(c *conn, call call, results []engine.Result) {
 	p := t.poller
 	defer p.catch(c)
+	t.out = t.out[:0]
 	c.run = &t.run
-	c.out = c.out[:0]
 	c.reply(call, results)
 	c.run = nil
+	if t.late {
+		c.active.Store(int64(p.srv.uptime())) // it could not send anything meanwhile
+	}
 	n, err := c.nc.Write(t.out)
 	p.srv.stats.sent.Add(uint64(n))
 	switch {
@@ -295,11 +302,11 @@ func (t *turn) answer(c *conn, call call, results []engine.Result) {
 func (t *turn) replace() {
 	p := t.poller
 	p.srv.conns.Add(1)
-	p.late.Add(1)
+	p.lateTurns.Add(1)
 	for _, c := range t.conns {
 		p.remove(c) // else the sockets would be reported to this one
 	}
-	t.replaced <- struct{}{}
+	t.handedOver <- struct{}{}
 	p.lead()
 }
 
@@ -322,16 +329,17 @@ func (p *poller) drop(c *conn, err error) {
 
 // timeout is how many milliseconds to wait for requests at most, or -1.
 func (p *poller) timeout() int {
-	if p.srv.cfg.IdleTimeout == 0 {
+	timeout := p.srv.cfg.IdleTimeout
+	if timeout <= 0 {
 		return -1
 	}
-	return int(max(p.srv.cfg.IdleTimeout/idleLooks, time.Millisecond) / time.Millisecond)
+	return int(min(max(timeout/idleLooks, time.Millisecond), time.Minute) / time.Millisecond)
 }
 
 // dropIdle ends the connections that have been silent for too long.
 func (p *poller) dropIdle(now time.Duration) {
 	timeout := p.srv.cfg.IdleTimeout
-	if timeout == 0 || now < p.nextLook {
+	if timeout <= 0 || now < p.nextLook {
 		return
 	}
 	p.nextLook = now + timeout/idleLooks
@@ -380,6 +388,7 @@ func (s *Server) poll(c *conn) bool {
 	s.mu.Unlock()
 	own.Close()
 	c.small, c.buf = nil, nil
+	c.active.Store(int64(s.uptime()))
 	if !p.add(c) {
 		s.resume(c, nil, nil)
 	}
@@ -391,18 +400,18 @@ func (s *Server) pollerFor(c *conn) *poller {
 	if s.closing {
 		return nil
 	}
-	n := max(1, runtime.GOMAXPROCS(0)/processorsPerPoller)
-	if len(s.pollers) < n {
-		p, err := newPoller(s)
-		if err != nil {
-			return nil
+	if len(s.pollers) < max(1, runtime.GOMAXPROCS(0)/processorsPerPoller) {
+		if p, err := newPoller(s); err == nil {
+			s.pollers = append(s.pollers, p)
+			s.conns.Add(1)
+			go p.lead()
+			return p
 		}
-		s.pollers = append(s.pollers, p)
-		s.conns.Add(1)
-		go p.lead()
-		return p
 	}
-	return s.pollers[int(c.id)%len(s.pollers)]
+	if len(s.pollers) == 0 {
+		return nil
+	}
+	return s.pollers[c.id%int64(len(s.pollers))]
 }
 
 // resume has a goroutine serve c, which a poller has left: what was received is
@@ -422,82 +431,4 @@ func (s *Server) resume(c *conn, received, unsent []byte) {
 		}
 	}
 	go s.serve(c)
-}
-
-// descriptor is the socket of a connection that a poller has. Nothing waits for
-// it: where that would be needed, the error is EAGAIN.
-type descriptor int
-
-// detached returns the socket of nc as a descriptor of its own, which stays open
-// when nc is closed.
-func detached(nc stream) (descriptor, bool) {
-	var raw syscall.RawConn
-	var err error
-	switch nc := nc.(type) { // and no type that has one of these, and does more than it
-	case *net.TCPConn:
-		raw, err = nc.SyscallConn()
-	case *net.UnixConn:
-		raw, err = nc.SyscallConn()
-	case socket:
-		raw, err = nc.SyscallConn()
-	default:
-		return -1, false
-	}
-	if err != nil {
-		return -1, false
-	}
-	fd := -1
-	err = raw.Control(func(own uintptr) { fd, _ = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) })
-	return descriptor(fd), err == nil && fd >= 0
-}
-
-func (c *conn) descriptor() int { return int(c.nc.(descriptor)) }
-
-func (d descriptor) Read(b []byte) (int, error) {
-	for {
-		n, err := unix.Read(int(d), b)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err != nil:
-			return 0, err
-		case n == 0:
-			return 0, io.EOF
-		}
-		return n, nil
-	}
-}
-
-func (d descriptor) Write(b []byte) (int, error) {
-	for {
-		n, err := unix.Write(int(d), b)
-		if err != unix.EINTR {
-			return max(n, 0), err
-		}
-	}
-}
-
-func (d descriptor) Close() error { return unix.Close(int(d)) }
-
-// abort has reading and writing fail. Unlike Close it may come from anywhere.
-func (d descriptor) abort() { unix.Shutdown(int(d), unix.SHUT_RDWR) }
-
-func (d descriptor) SetReadDeadline(time.Time) error  { return nil }
-func (d descriptor) SetWriteDeadline(time.Time) error { return nil }
-
-// socket is a socket that a goroutine serves again.
-type socket struct{ *os.File }
-
-func attached(d descriptor, name string) socket { return socket{os.NewFile(uintptr(d), name)} }
-
-func (s socket) CloseWrite() error {
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var result error
-	if err := raw.Control(func(fd uintptr) { result = unix.Shutdown(int(fd), unix.SHUT_WR) }); err != nil {
-		return err
-	}
-	return result
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -239,6 +240,7 @@ func TestSlowDiskKeepsOnlyWritersWaiting(t *testing.T) {
 	for range 60 {
 		writers = append(writers, f.polled())
 	}
+	goroutines := runtime.NumGoroutine()
 	for round := range 3 {
 		disk.gate.Lock()
 		for i, c := range writers {
@@ -252,10 +254,15 @@ func TestSlowDiskKeepsOnlyWritersWaiting(t *testing.T) {
 				t.Fatalf("CL.THROTTLE = %q, want %q", got, want)
 			}
 			calls++
+			if got := f.server.LateTurns(); got > commands.MaxLate {
+				t.Errorf("%d turns are late, want no more than %d", got, commands.MaxLate)
+			}
 		}
-		if got := connected(f.dial()); got < len(writers) {
+		late := f.dial()
+		if got := connected(late); got < len(writers) {
 			t.Errorf("%d clients are connected", got)
 		}
+		late.Close()
 		for _, c := range writers {
 			c.SetReadDeadline(time.Now().Add(time.Millisecond))
 			if b, err := c.r.Peek(1); err == nil {
@@ -266,6 +273,70 @@ func TestSlowDiskKeepsOnlyWritersWaiting(t *testing.T) {
 		disk.gate.Unlock()
 		for _, c := range writers {
 			c.expect(ints(0, 10, int64(9-round), -1, int64(round+1)))
+		}
+	}
+	eventually(t, "no turn is late", func() bool { return f.server.LateTurns() == 0 })
+	for _, c := range writers {
+		c.ask(words("EXISTS nothing"))
+	}
+	eventually(t, "pollers have the connections again", func() bool { return runtime.NumGoroutine() <= goroutines })
+}
+
+// What INFO and CLIENT LIST tell does not depend on who has a connection.
+func TestPolledRequestsAreCounted(t *testing.T) {
+	f := serve(t, commands.Config{})
+	c := f.dial()
+	c.ask(words("EXISTS nothing"))
+	polled := func() (p commands.Polled) {
+		eventually(t, "a poller has it", func() (ok bool) {
+			p, ok = f.server.Polled()
+			return ok
+		})
+		return p
+	}
+	before := polled()
+	request := words("PTTL nothing")
+	reply := c.ask(request)
+	eventually(t, "it is counted", func() bool { return polled().Sent == before.Sent+uint64(len(reply)) })
+	after := polled()
+	if after.Active <= before.Active {
+		t.Errorf("it was active at %d, and then at %d", before.Active, after.Active)
+	}
+	if got, want := after.Received-before.Received, uint64(len(request)); got != want {
+		t.Errorf("%d bytes were received, want %d", got, want)
+	}
+	if after.Last != "pttl" {
+		t.Errorf("its last command is %q, want pttl", after.Last)
+	}
+	if got := c.ask(words("INFO commandstats")); !strings.Contains(got, "cmdstat_pttl:calls=1,") {
+		t.Errorf("INFO commandstats = %q, want a call of pttl", got)
+	}
+}
+
+// A server may be shut down twice, and touches nothing then that is not its own.
+func TestShutdownTwice(t *testing.T) {
+	f := serve(t, commands.Config{})
+	c := f.polled()
+	c.Close()
+	ctx := context.Background()
+	if err := f.server.Shutdown(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var files []*os.File
+	for range 10 { // with the numbers that the poller had
+		file, err := os.CreateTemp(t.TempDir(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		files = append(files, file)
+	}
+	if err := f.server.Shutdown(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if info, err := file.Stat(); err != nil || info.Size() > 0 {
+			t.Errorf("a file that is not the server's has %d bytes, %v", info.Size(), err)
 		}
 	}
 }

@@ -12,7 +12,7 @@ const (
 	// are more, none of its requests is read.
 	maxUnsent = 1 << 20
 
-	// patience is how long a connection's own goroutine tries to send replies
+	// patience is how long the goroutine of a connection tries to send replies
 	// before it leaves what remains to another, and reads on.
 	patience = 10 * time.Millisecond
 

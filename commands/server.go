@@ -77,7 +77,7 @@ type Server struct {
 
 	conns sync.WaitGroup // connections, and goroutines of pollers
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards what follows; taken before a poller's
 	closing   bool
 	listeners map[net.Listener]struct{}
 	open      map[*conn]struct{}

@@ -27,8 +27,8 @@ const (
 )
 
 // session is what the server knows of a client: the state that its commands
-// change, and the requests that are under way. Only the client's own goroutine
-// uses it, but for what client guards.
+// change, and the requests that are under way. Only who has the connection in
+// hand uses it, but for what client guards.
 type session struct {
 	client
 	srv *Server
