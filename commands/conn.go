@@ -25,6 +25,10 @@ const (
 	// the largest request that is for a poller.
 	maxPolled    = 2 << 10
 	maxPolledOps = 8
+
+	// enoughPolled is how many such requests a connection has to have sent, one by
+	// one, before a poller gets it: handing it over, and back, takes time.
+	enoughPolled = 8
 )
 
 // stream is what a connection needs of its socket.
@@ -44,7 +48,7 @@ type conn struct {
 	stopping atomic.Bool
 
 	parser     resp.Parser
-	pollable   bool // the last requests were one, and one for a poller
+	pollable   int // how many requests have come one by one, each of them for a poller
 	small      []byte
 	buf        []byte // small, or one that is larger
 	start, end int    // buf[start:end] was received, and is still to be carried out
@@ -105,7 +109,7 @@ func (c *conn) serve() (polled bool) {
 		if c.closing || c.stopping.Load() {
 			break
 		}
-		if c.pollable && c.start == c.end && c.sender.idle() && c.srv.poll(c) {
+		if c.pollable >= enoughPolled && c.start == c.end && c.sender.idle() && c.srv.poll(c) {
 			return true
 		}
 		if err := c.read(); err != nil {
@@ -167,8 +171,12 @@ func (c *conn) carryOut() (more bool) {
 		requests++
 		c.do(args)
 	}
-	c.pollable = requests == 1 && len(c.calls) == 1 && len(c.ops) <= maxPolledOps &&
-		len(received) <= maxPolled && received[0] == '*'
+	switch {
+	case requests == 1 && len(c.calls) == 1 && len(c.ops) <= maxPolledOps && len(received) <= maxPolled && received[0] == '*':
+		c.pollable++
+	case requests > 0:
+		c.pollable = 0
+	}
 	c.settle()
 	if !more && !c.makeRoom() {
 		c.closing = true

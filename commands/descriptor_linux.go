@@ -23,6 +23,9 @@ func detached(nc stream) (descriptor, bool) {
 	case *net.TCPConn:
 		raw, err = nc.SyscallConn()
 	case *net.UnixConn:
+		if nc.LocalAddr().Network() != "unix" {
+			return -1, false // a read of a part would lose the rest
+		}
 		raw, err = nc.SyscallConn()
 	case socket:
 		raw, err = nc.SyscallConn()

@@ -29,6 +29,7 @@ type attack struct {
 	Head    string // that each of them sends, and then
 	Again   string // over and over, as fast as the server takes it
 	Slowly  bool   // or a byte each time
+	Polled  bool   // the head is one request, and is sent until a poller has the connection
 }
 
 const attackVariable = "GABION_TEST_ATTACK"
@@ -44,7 +45,8 @@ func TestMain(m *testing.M) {
 	a.run()
 }
 
-// run connects and attacks, and tells when all are connected. It never reads.
+// run connects and attacks, and tells when all are connected. It reads
+// nothing but what it has to.
 // It returns when it is told to, whereupon the end of the process resets the
 // connections.
 func (a *attack) run() {
@@ -76,6 +78,12 @@ func (a *attack) run() {
 }
 
 func (a *attack) client(c net.Conn) {
+	if a.Polled {
+		for range commands.EnoughPolled {
+			io.WriteString(c, a.Head)
+			c.Read(make([]byte, 100))
+		}
+	}
 	if _, err := io.WriteString(c, a.Head); err != nil || a.Again == "" {
 		return
 	}
@@ -166,7 +174,7 @@ type calls struct {
 func (c *calls) make() {
 	c.t.Helper()
 	const limit = 1_000_000
-	for range 2 {
+	for range commands.EnoughPolled + 2 {
 		if got, want := c.ask(words("CL.THROTTLE good 999999 1 1")), ints(0, limit, limit-1-c.n, -1, c.n+1); got != want {
 			c.t.Fatalf("a good client's call: %q, want %q", got, want)
 		}
@@ -216,8 +224,11 @@ func TestTenThousandConnections(t *testing.T) {
 	good.make()
 	before, goroutines := memory(), runtime.NumGoroutine()
 	for _, head := range []string{"", "*2\r\n$4\r\nECHO\r\n$1000\r\nhalf", words("EXISTS k")} {
-		end := f.attack(attack{Clients: most - 1, Head: head})
+		end := f.attack(attack{Clients: most - 1, Head: head, Polled: strings.HasSuffix(head, "\r\n")})
 		eventually(t, "all are served", func() bool { return connected(good.wire) == most })
+		if strings.HasSuffix(head, "\r\n") && runtime.GOOS == "linux" {
+			eventually(t, "pollers have them", func() bool { return runtime.NumGoroutine() <= goroutines })
+		}
 		if got, want := f.dial().rest(), "-ERR max number of clients reached\r\n"; got != want {
 			t.Errorf("one client too many got %q, want %q", got, want)
 		}

@@ -67,11 +67,11 @@ func testPanicEndsOneConnection(t *testing.T, where string) {
 			t.Errorf("EXISTS = %v, %v", got, err)
 		}
 	}
-	for range 2 {
+	for range enoughPolled + 1 {
 		exists(other)
 	}
 	victims := 0
-	for _, before := range []int{0, 1, 2} { // a poller has the connection from the second request on
+	for _, before := range []int{0, enoughPolled, enoughPolled + 1} { // a poller has those that have sent enough
 		c, err := Dial(context.Background(), ln.Addr().String(), ClientConfig{})
 		if err != nil {
 			t.Fatal(err)

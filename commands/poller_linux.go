@@ -2,8 +2,10 @@ package commands
 
 import (
 	"encoding/binary"
+	"io"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,8 +43,8 @@ const (
 // connection, as conn.serve is for all.
 //
 // A turn that takes long, since the disk does, must not keep those waiting who
-// need no disk. So after lateness another goroutine takes the place of the one that
-// waits, which ends when it has answered.
+// need no disk. So they are answered first, and after lateness another goroutine
+// takes the place of the one that waits, which ends when it has answered.
 type poller struct {
 	srv    *Server
 	epoll  int // reports the sockets that can be read
@@ -122,18 +124,30 @@ type turn struct {
 	received [maxTurn][maxPolled]byte
 	parser   resp.Parser
 	run
-	conns []*conn // that the calls of run are of, in order
+	askers []asker
+	owners []int                         // of each operation: the index of its asker
+	told   func(i int, r *engine.Result) // is t.tell
 
-	timer      *time.Timer // runs replace
-	handedOver chan struct{}
-	late       bool // it was replaced
+	timer *time.Timer   // runs replace
+	over  chan struct{} // replace is over
+
+	mu   sync.Mutex // guards what follows, and who has the connections of askers
+	late bool       // another goroutine took the place of the turn's
+}
+
+// asker is a connection whose request is carried out.
+type asker struct {
+	conn        *conn // nil once it is answered
+	call        call
+	first, left int // its operations: the index of the first, and how many have no result yet
 }
 
 // turns keeps the memory of turns that are over.
 var turns sync.Pool
 
 func newTurn() *turn {
-	t := &turn{handedOver: make(chan struct{}, 1)}
+	t := &turn{over: make(chan struct{}, 1)}
+	t.told = t.tell
 	t.timer = time.AfterFunc(time.Hour, t.replace)
 	t.timer.Stop()
 	return t
@@ -184,7 +198,9 @@ func (t *turn) gather() bool {
 		t.receive(c, t.received[i][:], now)
 	}
 	clear(t.ready)
-	p.dropIdle(now)
+	if err == nil && n < len(t.events) { // nobody else has sent anything
+		p.dropIdle(now)
+	}
 	return true
 }
 
@@ -229,62 +245,65 @@ func (t *turn) take(c *conn, b []byte) bool {
 	}
 	c.last.Store(command)
 	command.calls.Add(1)
-	t.conns = append(t.conns, c)
-	t.calls = append(t.calls, call{command, len(ops) - len(t.ops)})
+	n = len(ops) - len(t.ops)
+	for range n {
+		t.owners = append(t.owners, len(t.askers))
+	}
+	t.askers = append(t.askers, asker{c, call{command, n}, len(t.ops), n})
 	t.ops = ops
 	return true
 }
 
 // settle has the engine carry out what was asked for, and answers.
 func (t *turn) settle() {
-	if len(t.conns) == 0 {
+	if len(t.askers) == 0 {
 		return
 	}
 	t.timer.Reset(lateness)
-	ok := t.decide()
+	t.decide()
 	if !t.timer.Stop() {
-		<-t.handedOver
-		t.late = true
+		<-t.over
 	}
-	results := t.results
-	for i, c := range t.conns {
-		if !ok {
-			t.poller.drop(c, nil)
-			continue
+	for _, a := range t.askers {
+		if a.conn != nil { // there was a panic, and nobody knows what was carried out
+			t.poller.drop(a.conn, nil)
 		}
-		call := t.calls[i]
-		t.answer(c, call, results[:call.ops])
-		results = results[call.ops:]
 	}
-	clear(t.conns)
+	clear(t.askers)
 	clear(t.ops)
-	t.conns, t.ops, t.calls = t.conns[:0], t.ops[:0], t.calls[:0]
+	t.askers, t.owners, t.ops = t.askers[:0], t.owners[:0], t.ops[:0]
 }
 
-// decide has the engine carry out the operations. It returns false if that
-// panicked: nobody knows then which of them were carried out, and all of their
-// connections are to end.
-func (t *turn) decide() (ok bool) {
+// decide has the engine carry out the operations.
+func (t *turn) decide() {
 	defer func() {
 		if v := recover(); v != nil {
-			t.poller.srv.panicked(t.conns[0], v)
+			t.poller.srv.panicked(t.askers[0].conn, v)
 		}
 	}()
-	t.results = t.poller.srv.limiter.Do(t.ops, t.results[:0])
-	return true
+	t.results = slices.Grow(t.results[:0], len(t.ops))
+	t.poller.srv.limiter.DoEach(t.ops, t.results, t.told)
 }
 
-// answer answers the request of c.
-func (t *turn) answer(c *conn, call call, results []engine.Result) {
-	p := t.poller
+// tell answers who has asked for the operation, if he has all results now.
+func (t *turn) tell(i int, _ *engine.Result) {
+	a := &t.askers[t.owners[i]]
+	if a.left--; a.left == 0 {
+		t.answer(a)
+	}
+}
+
+// answer answers a. From then on the connection is no longer the turn's.
+func (t *turn) answer(a *asker) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, c := t.poller, a.conn
+	a.conn = nil
 	defer p.catch(c)
 	t.out = t.out[:0]
 	c.run = &t.run
-	c.reply(call, results)
+	c.reply(a.call, t.results[a.first:a.first+a.call.ops])
 	c.run = nil
-	if t.late {
-		c.active.Store(int64(p.srv.uptime())) // it could not send anything meanwhile
-	}
 	n, err := c.nc.Write(t.out)
 	p.srv.stats.sent.Add(uint64(n))
 	switch {
@@ -293,8 +312,11 @@ func (t *turn) answer(c *conn, call call, results []engine.Result) {
 	case n < len(t.out):
 		p.remove(c)
 		p.srv.resume(c, nil, t.out[n:])
-	case t.late && !p.add(c):
-		p.srv.resume(c, nil, nil)
+	case t.late:
+		c.active.Store(int64(p.srv.uptime())) // it was not idle
+		if !p.add(c) {
+			p.srv.resume(c, nil, nil)
+		}
 	}
 }
 
@@ -303,10 +325,15 @@ func (t *turn) replace() {
 	p := t.poller
 	p.srv.conns.Add(1)
 	p.lateTurns.Add(1)
-	for _, c := range t.conns {
-		p.remove(c) // else the sockets would be reported to this one
+	t.mu.Lock()
+	t.late = true
+	for _, a := range t.askers {
+		if a.conn != nil {
+			p.remove(a.conn) // else this goroutine would be told when it sends more
+		}
 	}
-	t.handedOver <- struct{}{}
+	t.mu.Unlock()
+	t.over <- struct{}{}
 	p.lead()
 }
 
@@ -318,13 +345,17 @@ func (p *poller) catch(c *conn) {
 	}
 }
 
-// drop ends c.
+// drop ends c, on account of err if it is not nil.
 func (p *poller) drop(c *conn, err error) {
 	p.remove(c)
-	if err != nil {
-		c.logEnd(err)
+	if err == nil || err == io.EOF {
+		p.srv.end(c)
+		return
 	}
-	p.srv.end(c)
+	go func() { // a log may keep its writer waiting
+		c.logEnd(err)
+		p.srv.end(c)
+	}()
 }
 
 // timeout is how many milliseconds to wait for requests at most, or -1.
@@ -356,7 +387,7 @@ func (p *poller) dropIdle(now time.Duration) {
 	}
 }
 
-// close hands all connections over, and closes the poller.
+// close closes the connections, which have nothing to do, and the poller.
 func (p *poller) close() {
 	p.mu.Lock()
 	p.closed = true
@@ -366,7 +397,7 @@ func (p *poller) close() {
 	unix.Close(p.signal)
 	p.mu.Unlock()
 	for _, c := range waiting {
-		p.srv.resume(c, nil, nil)
+		p.srv.end(c)
 	}
 }
 
@@ -420,6 +451,7 @@ func (s *Server) resume(c *conn, received, unsent []byte) {
 	s.mu.Lock()
 	c.use(attached(c.nc.(descriptor), c.addr))
 	s.mu.Unlock()
+	c.pollable = 0
 	c.small = make([]byte, smallBuffer)
 	c.buf = c.small
 	c.start, c.end = 0, copy(c.buf, received)

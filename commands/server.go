@@ -110,7 +110,9 @@ func NewServer(l *engine.Limiter, cfg Config) *Server {
 
 // Serve accepts connections from ln and serves them, until Shutdown is called,
 // whereupon it returns nil, or until ln fails for good. It closes ln. The
-// connections outlive Serve: Shutdown waits for them.
+// connections outlive Serve: Shutdown waits for them. On Linux, a *net.TCPConn or
+// *net.UnixConn that ln returns may be closed while the server goes on with its
+// socket.
 func (s *Server) Serve(ln net.Listener) error {
 	defer ln.Close()
 	s.mu.Lock()

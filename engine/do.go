@@ -14,7 +14,15 @@ import (
 // operations costs one wait. Operations of other callers may come between.
 // Those that go together (see Op.With) are carried out as one, and if there is
 // an error all of them have it.
-func (l *Limiter) Do(ops []Op, dst []Result) []Result {
+func (l *Limiter) Do(ops []Op, dst []Result) []Result { return l.DoEach(ops, dst, nil) }
+
+// DoEach is Do for a caller that does ops for others: it calls done with the
+// index of each operation and its result as soon as that may be told. First, in
+// order, come those that do not rest on anything that is still on its way to the
+// disk (a denial on a key that nobody has just charged); then DoEach waits, and
+// the others come, in order. With Interval and Never hardly any wait. done is
+// called by the caller's goroutine, and may call the limiter.
+func (l *Limiter) DoEach(ops []Op, dst []Result, done func(i int, r *Result)) []Result {
 	n := len(dst)
 	dst = slices.Grow(dst, len(ops))[:n+len(ops)]
 	results := dst[n:]
@@ -23,6 +31,7 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 		for i := range results {
 			results[i].Err = ErrClosed
 		}
+		tell(results, done, func(uint64) bool { return true })
 		return dst
 	}
 	defer l.calls.exit()
@@ -46,8 +55,27 @@ func (l *Limiter) Do(ops []Op, dst []Result) []Result {
 		}
 	}
 	held.release()
+	var reached uint64
+	if l.opts.Durability == Always {
+		reached = l.rounds.durable.Load()
+	}
+	tell(results, done, func(round uint64) bool { return round <= reached })
 	l.settle(results)
+	tell(results, done, func(round uint64) bool { return round > reached })
 	return dst
+}
+
+// tell calls done, unless it is nil, with those of results that rest on such a
+// round.
+func tell(results []Result, done func(i int, r *Result), such func(round uint64) bool) {
+	if done == nil {
+		return
+	}
+	for i := range results {
+		if such(results[i].round) {
+			done(i, &results[i])
+		}
+	}
 }
 
 // rootOf returns the failure of the store in place of err, if that may be due to it:
@@ -236,7 +264,7 @@ func (l *Limiter) settle(results []Result) {
 	durable := l.rounds.durable.Load()
 	for i := range results {
 		if r := &results[i]; r.round > durable {
-			*r = Result{Err: err}
+			*r = Result{Err: err, round: r.round}
 		}
 	}
 }

@@ -241,6 +241,60 @@ func TestDo(t *testing.T) {
 }
 
 // TestDoKeepsNoKey changes the bytes of keys after the calls.
+// DoEach tells first what does not wait for the disk, and everything once.
+func TestDoEach(t *testing.T) {
+	inBubble(t, engine.Options{Now: func() time.Time { return epoch }}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
+		rate := limit.PerHour(10)
+		charge := func(key string, n int64) engine.Op {
+			return engine.Op{Verb: engine.OpThrottle, Key: []byte(key), Rate: rate, N: n}
+		}
+		ops := []engine.Op{charge("new", 1), charge("used up", 1), charge("", 1), charge("new", 10), charge("used up", 1)}
+		if _, err := l.Throttle([]byte("used up"), rate, 10); err != nil {
+			t.Fatal(err)
+		}
+		var told []int
+		results := make([]engine.Result, 0, len(ops))
+		do := func() error {
+			told = nil
+			results = l.DoEach(ops, results[:0], func(i int, r *engine.Result) {
+				if r != &results[:len(ops)][i] {
+					t.Errorf("result %d is not where it is returned", i)
+				}
+				told = append(told, i)
+			})
+			return nil
+		}
+		for _, broken := range []error{nil, errors.New("broken")} {
+			gate := d.hold()
+			var calls pending
+			calls.start("DoEach", do)
+			calls.want(t, "DoEach")
+			if want := []int{1, 2, 4}; !slices.Equal(told, want) {
+				t.Errorf("%d are told before the disk has it, want %d", told, want)
+			}
+			gate <- broken
+			d.release()
+			calls.calls.Wait()
+			if want := []int{1, 2, 4, 0, 3}; !slices.Equal(told, want) {
+				t.Errorf("%d are told, want %d", told, want)
+			}
+			for i, r := range results {
+				want := map[int]error{2: engine.ErrInvalidKey}[i]
+				if broken != nil && (i == 0 || i == 3) {
+					want = engine.ErrStorage
+				}
+				if !errors.Is(r.Err, want) || want == nil && r.Decision.Allowed != (i == 0) {
+					t.Errorf("result %d is %+v, want the error %v", i, r, want)
+				}
+			}
+		}
+		l.Close()
+		if do(); !slices.Equal(told, []int{0, 1, 2, 3, 4}) || !errors.Is(results[0].Err, engine.ErrClosed) {
+			t.Errorf("%d are told by a limiter that is closed, the first %v", told, results[0].Err)
+		}
+	})
+}
+
 func TestDoKeepsNoKey(t *testing.T) {
 	clock := newManualClock(epoch)
 	l := open(t, "store", engine.Options{Durability: engine.Never, SyncInterval: time.Hour, Now: clock.Now})

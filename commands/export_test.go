@@ -1,0 +1,3 @@
+package commands
+
+const EnoughPolled = enoughPolled
