@@ -387,7 +387,7 @@ func (p *poller) dropIdle(now time.Duration) {
 	}
 }
 
-// close closes the connections, which have nothing to do, and the poller.
+// close closes the poller, and the connections that have nothing to do.
 func (p *poller) close() {
 	p.mu.Lock()
 	p.closed = true
@@ -396,7 +396,11 @@ func (p *poller) close() {
 	unix.Close(p.epoll)
 	unix.Close(p.signal)
 	p.mu.Unlock()
-	for _, c := range waiting {
+	for fd, c := range waiting {
+		if unread, err := unix.IoctlGetInt(fd, unix.TIOCINQ); err == nil && unread > 0 {
+			p.srv.resume(c, nil, nil) // closing now would take back what it has not read
+			continue
+		}
 		p.srv.end(c)
 	}
 }

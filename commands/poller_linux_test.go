@@ -214,7 +214,7 @@ func (d *slowDisk) ReuseForWrite(from, to string, category vfs.DiskWriteCategory
 func (d *slowDisk) wait() {
 	d.waiting.Add(1)
 	d.gate.RLock()
-	d.gate.RUnlock()
+	defer d.gate.RUnlock()
 	d.waiting.Add(-1)
 }
 
