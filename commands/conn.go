@@ -39,8 +39,8 @@ type stream interface {
 }
 
 // conn is a connection. Its goroutine reads requests, has the session carry out
-// all that are complete, and sends the replies, in turns. While all that it has
-// to do is to wait, a poller may have the connection, if there is one.
+// all that are complete, and sends the replies, in turns. While its client asks
+// for one small thing at a time, a poller may have it instead.
 type conn struct {
 	*session
 	nc       stream // Server.mu guards that it changes
@@ -56,14 +56,11 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{
+	return &conn{
 		session: s.newSession(nc.RemoteAddr().String(), nc.LocalAddr().String()),
 		nc:      nc,
 		sender:  newSender(s, nc),
-		small:   make([]byte, smallBuffer),
 	}
-	c.buf = c.small
-	return c
 }
 
 // use has nc take the place of what was the connection's.
@@ -91,6 +88,12 @@ func (c *conn) close() {
 	c.sender.wait()
 	c.shrink() // it may have met a panic
 	c.dropBuffer()
+}
+
+// makeBuffer makes the buffer that serve needs.
+func (c *conn) makeBuffer() {
+	c.small = make([]byte, smallBuffer)
+	c.buf = c.small
 }
 
 // dropBuffer goes back to the small buffer, if there is a larger one.

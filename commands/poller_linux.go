@@ -55,7 +55,7 @@ type poller struct {
 	closed  bool
 
 	lateTurns atomic.Int32
-	nextLook  time.Duration // for idle connections, as time since the server's start
+	nextLook  time.Duration // the leader's alone: for idle connections, as time since the server's start
 }
 
 func newPoller(s *Server) (*poller, error) {
@@ -126,7 +126,7 @@ type turn struct {
 	run
 	askers []asker
 	owners []int                         // of each operation: the index of its asker
-	told   func(i int, r *engine.Result) // is t.tell
+	told   func(i int, r *engine.Result) // is t.tell, once and for all
 
 	timer *time.Timer   // runs replace
 	over  chan struct{} // replace is over
@@ -190,6 +190,7 @@ func (t *turn) gather() bool {
 	}
 	p.mu.Unlock()
 	if closing {
+		clear(t.ready)
 		p.close()
 		return false
 	}
@@ -274,15 +275,16 @@ func (t *turn) settle() {
 	t.askers, t.owners, t.ops = t.askers[:0], t.owners[:0], t.ops[:0]
 }
 
-// decide has the engine carry out the operations.
+// decide has the engine carry out the operations. A panic there costs all
+// connections that are not answered yet.
 func (t *turn) decide() {
 	defer func() {
 		if v := recover(); v != nil {
-			t.poller.srv.panicked(t.askers[0].conn, v)
+			t.poller.srv.panicked("all who are not answered", v)
 		}
 	}()
-	t.results = slices.Grow(t.results[:0], len(t.ops))
-	t.poller.srv.limiter.DoEach(t.ops, t.results, t.told)
+	t.results = slices.Grow(t.results[:0], len(t.ops))[:len(t.ops)]
+	t.poller.srv.limiter.DoEach(t.ops, t.results[:0], t.told)
 }
 
 // tell answers who has asked for the operation, if he has all results now.
@@ -327,9 +329,9 @@ func (t *turn) replace() {
 	p.lateTurns.Add(1)
 	t.mu.Lock()
 	t.late = true
-	for _, a := range t.askers {
-		if a.conn != nil {
-			p.remove(a.conn) // else this goroutine would be told when it sends more
+	for i := range t.askers {
+		if c := t.askers[i].conn; c != nil {
+			p.remove(c) // else this goroutine would be told when it sends more
 		}
 	}
 	t.mu.Unlock()
@@ -340,7 +342,7 @@ func (t *turn) replace() {
 // catch, deferred, ends c if there is a panic.
 func (p *poller) catch(c *conn) {
 	if v := recover(); v != nil {
-		p.srv.panicked(c, v)
+		p.srv.panicked(c.addr, v)
 		p.drop(c, nil)
 	}
 }
@@ -352,10 +354,7 @@ func (p *poller) drop(c *conn, err error) {
 		p.srv.end(c)
 		return
 	}
-	go func() { // a log may keep its writer waiting
-		c.logEnd(err)
-		p.srv.end(c)
-	}()
+	go p.srv.endWith(c, err)
 }
 
 // timeout is how many milliseconds to wait for requests at most, or -1.
@@ -456,15 +455,20 @@ func (s *Server) resume(c *conn, received, unsent []byte) {
 	c.use(attached(c.nc.(descriptor), c.addr))
 	s.mu.Unlock()
 	c.pollable = 0
-	c.small = make([]byte, smallBuffer)
-	c.buf = c.small
+	c.makeBuffer()
 	c.start, c.end = 0, copy(c.buf, received)
 	if len(unsent) > 0 {
 		if err := c.sender.leave(unsent); err != nil {
-			c.logEnd(err)
-			s.end(c)
+			go s.endWith(c, err)
 			return
 		}
 	}
 	go s.serve(c)
+}
+
+// endWith ends c on account of err. A log may keep its writer waiting, so no
+// poller calls it.
+func (s *Server) endWith(c *conn, err error) {
+	c.logEnd(err)
+	s.end(c)
 }

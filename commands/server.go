@@ -77,7 +77,7 @@ type Server struct {
 
 	conns sync.WaitGroup // connections, and goroutines of pollers
 
-	mu        sync.Mutex // guards what follows; taken before a poller's
+	mu        sync.Mutex // guards what follows
 	closing   bool
 	listeners map[net.Listener]struct{}
 	open      map[*conn]struct{}
@@ -173,6 +173,7 @@ func (s *Server) accept(nc net.Conn) {
 		nc.Write(resp.AppendError(nil, string(errClients)))
 		nc.Close()
 	default:
+		c.makeBuffer()
 		go s.serve(c)
 	}
 }
@@ -183,7 +184,7 @@ func (s *Server) serve(c *conn) {
 	polled := false
 	defer func() {
 		if v := recover(); v != nil {
-			s.panicked(c, v)
+			s.panicked(c.addr, v)
 		}
 		if !polled {
 			s.end(c)
@@ -192,10 +193,11 @@ func (s *Server) serve(c *conn) {
 	polled = c.serve()
 }
 
-// panicked tells of a panic that c has met.
-func (s *Server) panicked(c *conn, v any) {
+// panicked tells of a panic that the client has met. It is called where the panic
+// is recovered from.
+func (s *Server) panicked(client string, v any) {
 	s.stats.panics.Add(1)
-	s.log.Error("a connection panicked", "client", c.addr, "panic", v, "stack", string(debug.Stack()))
+	s.log.Error("a connection panicked", "client", client, "panic", v, "stack", string(debug.Stack()))
 }
 
 // end ends c, which nobody serves any more.

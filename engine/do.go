@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/gabiondb/gabion/engine/limit"
@@ -14,27 +15,58 @@ import (
 // operations costs one wait. Operations of other callers may come between.
 // Those that go together (see Op.With) are carried out as one, and if there is
 // an error all of them have it.
-func (l *Limiter) Do(ops []Op, dst []Result) []Result { return l.DoEach(ops, dst, nil) }
-
-// DoEach is Do for a caller that does ops for others: it calls done with the
-// index of each operation and its result as soon as that may be told. First, in
-// order, come those that do not rest on anything that is still on its way to the
-// disk (a denial on a key that nobody has just charged); then DoEach waits, and
-// the others come, in order. With Interval and Never hardly any wait. done is
-// called by the caller's goroutine, and may call the limiter.
-func (l *Limiter) DoEach(ops []Op, dst []Result, done func(i int, r *Result)) []Result {
-	n := len(dst)
-	dst = slices.Grow(dst, len(ops))[:n+len(ops)]
-	results := dst[n:]
-	clear(results)
+func (l *Limiter) Do(ops []Op, dst []Result) []Result {
+	dst, results := grow(dst, len(ops))
 	if !l.calls.enter() {
-		for i := range results {
-			results[i].Err = ErrClosed
-		}
-		tell(results, done, func(uint64) bool { return true })
+		closed(results)
 		return dst
 	}
 	defer l.calls.exit()
+	l.carryOut(ops, results)
+	l.settle(results)
+	return dst
+}
+
+// DoEach is Do for a caller that does ops for others: it calls done with the
+// index of each operation and its result, which is where it will be returned, as
+// soon as that may be told. When all are carried out, first come, in order, those
+// that rest on nothing that is still on its way to the disk: a denial on a key in
+// the cache, say, that nobody has just charged. Then DoEach waits, and the others
+// come, in order. done is called by the caller's goroutine. It may call the
+// limiter, but not Close.
+func (l *Limiter) DoEach(ops []Op, dst []Result, done func(i int, r *Result)) []Result {
+	dst, results := grow(dst, len(ops))
+	if !l.calls.enter() {
+		closed(results)
+		tell(results, done, 0, 0)
+		return dst
+	}
+	defer l.calls.exit()
+	l.carryOut(ops, results)
+	durable := l.rounds.durable.Load()
+	tell(results, done, 0, durable)
+	l.settle(results)
+	tell(results, done, durable+1, math.MaxUint64)
+	return dst
+}
+
+// grow appends n results that are zero to dst, and returns them, too.
+func grow(dst []Result, n int) (all, added []Result) {
+	all = slices.Grow(dst, n)[:len(dst)+n]
+	added = all[len(dst):]
+	clear(added)
+	return all, added
+}
+
+// closed has all results tell that the limiter is closed.
+func closed(results []Result) {
+	for i := range results {
+		results[i].Err = ErrClosed
+	}
+}
+
+// carryOut carries out ops, but does not wait for the disk.
+func (l *Limiter) carryOut(ops []Op, results []Result) {
 	var held heldTurn
 	defer held.release() // a panic lets go, too
 	for i := 0; i < len(ops); {
@@ -54,25 +86,12 @@ func (l *Limiter) DoEach(ops []Op, dst []Result, done func(i int, r *Result)) []
 			i++
 		}
 	}
-	held.release()
-	var reached uint64
-	if l.opts.Durability == Always {
-		reached = l.rounds.durable.Load()
-	}
-	tell(results, done, func(round uint64) bool { return round <= reached })
-	l.settle(results)
-	tell(results, done, func(round uint64) bool { return round > reached })
-	return dst
 }
 
-// tell calls done, unless it is nil, with those of results that rest on such a
-// round.
-func tell(results []Result, done func(i int, r *Result), such func(round uint64) bool) {
-	if done == nil {
-		return
-	}
+// tell calls done with those of results that rest on the rounds first to last.
+func tell(results []Result, done func(i int, r *Result), first, last uint64) {
 	for i := range results {
-		if such(results[i].round) {
+		if round := results[i].round; first <= round && round <= last {
 			done(i, &results[i])
 		}
 	}

@@ -240,7 +240,6 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// TestDoKeepsNoKey changes the bytes of keys after the calls.
 // DoEach tells first what does not wait for the disk, and everything once.
 func TestDoEach(t *testing.T) {
 	inBubble(t, engine.Options{Now: func() time.Time { return epoch }}, func(t *testing.T, l *engine.Limiter, d *slowDisk) {
@@ -295,6 +294,7 @@ func TestDoEach(t *testing.T) {
 	})
 }
 
+// TestDoKeepsNoKey changes the bytes of keys after the calls.
 func TestDoKeepsNoKey(t *testing.T) {
 	clock := newManualClock(epoch)
 	l := open(t, "store", engine.Options{Durability: engine.Never, SyncInterval: time.Hour, Now: clock.Now})
