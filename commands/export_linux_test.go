@@ -2,12 +2,12 @@ package commands
 
 const MaxLate = maxLate
 
-// LateTurns returns how many turns of pollers are late.
+// LateTurns returns how many turns of a poller are late, at most.
 func (s *Server) LateTurns() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.pollers {
-		n += int(p.lateTurns.Load())
+		n = max(n, int(p.lateTurns.Load()))
 	}
 	return n
 }
