@@ -434,18 +434,26 @@ func (s *Server) pollerFor(c *conn) *poller {
 	if s.closing {
 		return nil
 	}
-	if len(s.pollers) < max(1, runtime.GOMAXPROCS(0)/processorsPerPoller) {
-		if p, err := newPoller(s); err == nil {
-			s.pollers = append(s.pollers, p)
-			s.conns.Add(1)
-			go p.lead()
-			return p
-		}
+	if len(s.pollers) == 0 {
+		s.startPollers()
 	}
 	if len(s.pollers) == 0 {
 		return nil
 	}
 	return s.pollers[c.id%int64(len(s.pollers))]
+}
+
+// startPollers starts as many as there should be, or may be. s.mu is held.
+func (s *Server) startPollers() {
+	for range max(1, runtime.GOMAXPROCS(0)/processorsPerPoller) {
+		p, err := newPoller(s)
+		if err != nil {
+			return // most likely too many files are open
+		}
+		s.pollers = append(s.pollers, p)
+		s.conns.Add(1)
+		go p.lead()
+	}
 }
 
 // resume has a goroutine serve c, which a poller has left: what was received is
