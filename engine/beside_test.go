@@ -242,7 +242,9 @@ func checkAnswersWait(t *testing.T, evict bool) {
 	if len(pending) != 15 {
 		t.Errorf("%d calls wait, want 15: %v", len(pending), pending)
 	}
-	if n := l.Metrics().CacheMisses - misses; evict != (n >= 2) {
+	// The second of the two keys may be in a round that waits to be applied, and so
+	// in the cache.
+	if n := l.Metrics().CacheMisses - misses; evict != (n > 0) {
 		t.Errorf("%d times a key was not in the cache", n)
 	}
 	shut.Store(false)
