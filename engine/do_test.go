@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -251,32 +252,42 @@ func TestDoEach(t *testing.T) {
 		if _, err := l.Throttle([]byte("used up"), rate, 10); err != nil {
 			t.Fatal(err)
 		}
-		var told []int
+		var mu sync.Mutex
+		var told []int // mu guards it
+		tell := func(i int) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, i)
+		}
+		wantTold := func(want ...int) {
+			t.Helper()
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Equal(told, want) {
+				t.Errorf("%d are told, want %d", told, want)
+			}
+		}
 		results := make([]engine.Result, 0, len(ops))
 		do := func() error {
-			told = nil
 			results = l.DoEach(ops, results[:0], func(i int, r *engine.Result) {
 				if r != &results[:len(ops)][i] {
 					t.Errorf("result %d is not where it is returned", i)
 				}
-				told = append(told, i)
+				tell(i)
 			})
 			return nil
 		}
 		for _, broken := range []error{nil, errors.New("broken")} {
 			gate := d.hold()
 			var calls pending
+			told = nil
 			calls.start("DoEach", do)
 			calls.want(t, "DoEach")
-			if want := []int{1, 2, 4}; !slices.Equal(told, want) {
-				t.Errorf("%d are told before the disk has it, want %d", told, want)
-			}
+			wantTold(1, 2, 4)
 			gate <- broken
 			d.release()
 			calls.calls.Wait()
-			if want := []int{1, 2, 4, 0, 3}; !slices.Equal(told, want) {
-				t.Errorf("%d are told, want %d", told, want)
-			}
+			wantTold(1, 2, 4, 0, 3)
 			for i, r := range results {
 				want := map[int]error{2: engine.ErrInvalidKey}[i]
 				if broken != nil && (i == 0 || i == 3) {
@@ -288,8 +299,11 @@ func TestDoEach(t *testing.T) {
 			}
 		}
 		l.Close()
-		if do(); !slices.Equal(told, []int{0, 1, 2, 3, 4}) || !errors.Is(results[0].Err, engine.ErrClosed) {
-			t.Errorf("%d are told by a limiter that is closed, the first %v", told, results[0].Err)
+		told = nil
+		do()
+		wantTold(0, 1, 2, 3, 4)
+		if err := results[0].Err; !errors.Is(err, engine.ErrClosed) {
+			t.Errorf("a limiter that is closed says %v", err)
 		}
 	})
 }
