@@ -48,7 +48,7 @@ type conn struct {
 	stopping atomic.Bool
 
 	parser     resp.Parser
-	pollable   int // how many requests have come one by one, each of them for a poller
+	pollable   int // how many requests in a row have come one by one, each for a poller
 	small      []byte
 	buf        []byte // small, or one that is larger
 	start, end int    // buf[start:end] was received, and is still to be carried out

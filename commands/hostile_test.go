@@ -45,10 +45,9 @@ func TestMain(m *testing.M) {
 	a.run()
 }
 
-// run connects and attacks, and tells when all are connected. It reads
-// nothing but what it has to.
-// It returns when it is told to, whereupon the end of the process resets the
-// connections.
+// run connects and attacks, and tells when all are connected. It reads nothing but
+// what it has to. It returns when it is told to, whereupon the end of the process
+// resets the connections.
 func (a *attack) run() {
 	var dialers sync.WaitGroup
 	conns := make(chan net.Conn, a.Clients) // which closes none as garbage

@@ -331,7 +331,7 @@ func (t *turn) replace() {
 	t.late = true
 	for i := range t.askers {
 		if c := t.askers[i].conn; c != nil {
-			p.remove(c) // else this goroutine would be told when it sends more
+			p.remove(c) // or its socket would be reported to this goroutine
 		}
 	}
 	t.mu.Unlock()
