@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"time"
 	"unsafe"
 
 	"github.com/gabiondb/gabion/engine/limit"
@@ -9,7 +10,7 @@ import (
 // entry is the decoded state of one key in a shard's cache.
 type entry struct {
 	key    string
-	state  limit.State
+	packed packedState
 	slice  uint16
 	used   bool  // since the hand last passed
 	staged bool  // in a round that has not been cut
@@ -27,11 +28,43 @@ type entry struct {
 	bytes int64 // what it counts for in its cache
 }
 
+// packedState is a limit.State in two thirds of the memory: the kinds share one
+// place.
+type packedState struct {
+	kind    limit.Kind
+	numbers [4]int64
+	rolling *limit.RollingState
+}
+
+// set makes s the state of e.
+func (e *entry) set(s limit.State) {
+	e.packed = packedState{kind: s.Kind, rolling: s.Rolling}
+	switch s.Kind {
+	case limit.KindGCRA:
+		e.packed.numbers = [4]int64{s.GCRA.Deadline, s.GCRA.Short, s.GCRA.Count}
+	case limit.KindQuota:
+		e.packed.numbers = [4]int64{s.Quota.Deadline, s.Quota.Used, s.Quota.Limit, int64(s.Quota.Window)}
+	}
+}
+
+// state returns the state of e.
+func (e *entry) state() limit.State {
+	p := &e.packed
+	s := limit.State{Kind: p.kind, Rolling: p.rolling}
+	switch p.kind {
+	case limit.KindGCRA:
+		s.GCRA = limit.GCRAState{Deadline: p.numbers[0], Short: p.numbers[1], Count: p.numbers[2]}
+	case limit.KindQuota:
+		s.Quota = limit.QuotaState{Deadline: p.numbers[0], Used: p.numbers[1], Limit: p.numbers[2], Window: time.Duration(p.numbers[3])}
+	}
+	return s
+}
+
 // size returns what e takes in memory.
 func (e *entry) size() int64 {
 	n := entryOverhead + int64(len(e.key))
-	if e.state.Kind == limit.KindRolling {
-		n += e.state.Rolling.Size()
+	if e.packed.kind == limit.KindRolling {
+		n += e.packed.rolling.Size()
 	}
 	return n
 }

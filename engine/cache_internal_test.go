@@ -2,9 +2,14 @@ package engine
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/gabiondb/gabion/engine/limit"
 )
 
 // checkCache compares what c says of itself with what it holds.
@@ -92,5 +97,33 @@ func TestCacheGivesASecondChance(t *testing.T) {
 			}
 		}
 		c.add(&entry{key: fmt.Sprintf("%04d", i)}, 0)
+	}
+}
+
+// TestEntryState sets states of all kinds in one entry, in every order.
+func TestEntryState(t *testing.T) {
+	states := []limit.State{
+		{},
+		{Kind: limit.KindGCRA, GCRA: limit.GCRAState{Deadline: math.MaxInt64, Short: 2, Count: 3}},
+		{Kind: limit.KindQuota, Quota: limit.QuotaState{Deadline: 4, Used: 5, Limit: limit.MaxLimit, Window: 7 * time.Hour}},
+		{Kind: limit.KindRolling, Rolling: &limit.RollingState{Deadline: 8}},
+	}
+	for _, before := range states {
+		for _, s := range states {
+			var e entry
+			e.set(before)
+			e.set(s)
+			if got := e.state(); got != s {
+				t.Errorf("the state set after %+v is %+v, want %+v", before, got, s)
+			}
+		}
+	}
+}
+
+// TestEntrySize holds what a million cached keys take: 96 bytes are a size that
+// the allocator has, and one more would be 112.
+func TestEntrySize(t *testing.T) {
+	if n := unsafe.Sizeof(entry{}); unsafe.Sizeof(uintptr(0)) == 8 && n != 96 {
+		t.Errorf("an entry is %d bytes, want 96", n)
 	}
 }

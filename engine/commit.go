@@ -287,10 +287,10 @@ func (l *Limiter) drain(sh *shard, b *pebble.Batch) {
 		sh.count(e)
 		sh.user = append(sh.user[:0], e.key...)
 		sh.key = l.keys.AppendHead(sh.key[:0], e.slice, sh.user)
-		if e.state.Kind == limit.KindNone {
+		if state := e.state(); state.Kind == limit.KindNone {
 			_ = b.Delete(sh.key, nil) // an open batch takes everything
 		} else {
-			sh.value = codec.AppendState(sh.value[:0], e.state)
+			sh.value = codec.AppendState(sh.value[:0], state)
 			_ = b.Set(sh.key, sh.value, nil)
 		}
 		e.staged = false
@@ -309,7 +309,7 @@ const fetchAhead = 16
 // them, as it does in drain.
 func fetch(entries []*entry) (sum byte) {
 	for _, e := range entries {
-		sum += e.key[0] + byte(e.state.Kind) + byte(e.place)
+		sum += e.key[0] + byte(e.packed.kind) + byte(e.place)
 	}
 	return sum
 }

@@ -98,7 +98,7 @@ func (l *Limiter) checkCaches() error {
 			if err != nil {
 				return err
 			}
-			if got, want := recordOf(e.state), recordOf(stored); got != want {
+			if got, want := recordOf(e.state()), recordOf(stored); got != want {
 				return fmt.Errorf("%q is cached as %x and stored as %x", e.key, got, want)
 			}
 		}

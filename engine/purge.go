@@ -449,7 +449,7 @@ func (l *Limiter) read(k *look, sh *shard, sc *sidecar, first, end int, horizon 
 func (l *Limiter) lookAgain(sh *shard, d *deadHead, applied uint64, horizon int64) (err error) {
 	v := &d.verdict
 	if e := sh.cache.entries[string(d.key)]; e != nil {
-		v.State, v.Deadline = e.state, e.stored
+		v.State, v.Deadline = e.state(), e.stored
 		v.Drop = !e.staged && e.stored != 0 && ttl.Expired(e.stored, horizon)
 	} else if sh.cache.evicted > applied {
 		// It may have changed, and left the cache since.
@@ -464,7 +464,8 @@ func (l *Limiter) lookAgain(sh *shard, d *deadHead, applied uint64, horizon int6
 // has staged. Whoever calls it holds sh.mu.
 func (l *Limiter) drop(sh *shard, sc *sidecar, d *deadHead) int {
 	if e := sh.cache.entries[string(d.key)]; e != nil {
-		e.state, e.stored, e.used = limit.State{}, 0, false
+		e.set(limit.State{})
+		e.stored, e.used = 0, false
 		sh.cache.resize(e, l.rounds.applied.Load())
 	}
 	sc.remove(d.verdict.Deadline)

@@ -98,7 +98,7 @@ func (l *Limiter) load(t *turn) error {
 		}
 	}
 	if t.entry != nil {
-		t.state, t.round = ttl.Live(t.entry.state, t.now), t.entry.round
+		t.state, t.round = ttl.Live(t.entry.state(), t.now), t.entry.round
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (l *Limiter) put(t *turn, state limit.State) {
 		if state.Kind != t.state.Kind {
 			l.dropBeside(t)
 		}
-		t.entry.state = state
+		t.entry.set(state)
 		t.sh.cache.resize(t.entry, l.rounds.applied.Load())
 	}
 	l.stage(t.sh, t.entry, t.now)
@@ -121,7 +121,7 @@ func (l *Limiter) put(t *turn, state limit.State) {
 // dropBeside stages the end of what lies beside the head that t has found, and
 // that another state is taking the place of.
 func (l *Limiter) dropBeside(t *turn) {
-	switch old := t.entry.state; old.Kind {
+	switch old := t.entry.state(); old.Kind {
 	case limit.KindQuota:
 		// The records of a window that is over are dead as they are.
 		if t.state.Kind == limit.KindQuota {
@@ -162,7 +162,8 @@ func (l *Limiter) dropSpan(batch **pebble.Batch, lower, upper []byte, staged [][
 
 // cacheEntry puts the key of t with this state into the cache.
 func (l *Limiter) cacheEntry(t *turn, state limit.State) *entry {
-	e := &entry{key: string(t.key), slice: t.slice, state: state, round: t.round}
+	e := &entry{key: string(t.key), slice: t.slice, round: t.round}
+	e.set(state)
 	t.sh.cache.add(e, l.rounds.applied.Load())
 	return e
 }

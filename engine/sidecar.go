@@ -42,7 +42,7 @@ func (sh *shard) sidecarOf(slice uint16) *sidecar {
 
 // count notes what the staged state of e leaves in the store.
 func (sh *shard) count(e *entry) {
-	deadline := e.state.Deadline()
+	deadline := e.state().Deadline()
 	sh.sidecarOf(e.slice).move(e.slice, e.stored, deadline)
 	e.stored = deadline
 }
