@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -117,6 +118,9 @@ func TestEntryState(t *testing.T) {
 				t.Errorf("the state set after %+v is %+v, want %+v", before, got, s)
 			}
 		}
+	}
+	if reflect.TypeFor[limit.GCRAState]().NumField() != 3 || reflect.TypeFor[limit.QuotaState]().NumField() != 4 {
+		t.Error("there are fields that this test does not know of")
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // TestCacheUnderLoad charges many more keys than the cache has room for. It
 // may exceed its size by the entries of one pipeline, and of each shard one.
 func TestCacheUnderLoad(t *testing.T) {
-	const keys, pipeline, size, entrySize = 5000, 50, 128 << 10, 200
+	const keys, pipeline, size, entrySize = 5000, 50, 128 << 10, 171
 	clock := newManualClock(epoch)
 	l := open(t, "store", engine.Options{CacheSize: size, Now: clock.Now})
 	rate := limit.PerDay(100)

@@ -280,8 +280,8 @@ func (o *Options) setDefaults() {
 	o.PurgeAhead = cmp.Or(o.PurgeAhead, DefaultPurgeAhead)
 	o.PurgeConfirm = cmp.Or(o.PurgeConfirm, DefaultPurgeConfirm)
 	o.SyncInterval = cmp.Or(o.SyncInterval, 10*time.Millisecond)
-	o.CacheSize = cmp.Or(o.CacheSize, 256<<20)
-	o.BlockCacheSize = cmp.Or(o.BlockCacheSize, 64<<20)
+	o.CacheSize = cmp.Or(o.CacheSize, DefaultCacheSize)
+	o.BlockCacheSize = cmp.Or(o.BlockCacheSize, DefaultBlockCacheSize)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -152,7 +152,7 @@ func decodeRequest(key, value []byte) (limit.Request, error) {
 // has just been put.
 func (l *Limiter) putRequest(t *turn, id string, r limit.Request) {
 	sh := t.sh
-	sh.key = l.keys.AppendRequestKey(sh.key[:0], t.entry.state().Quota.Deadline, t.key, id)
+	sh.key = l.keys.AppendRequestKey(sh.key[:0], t.entry.state().Deadline(), t.key, id)
 	sh.value = codec.AppendRequest(sh.value[:0], r)
 	_ = l.staging(&sh.beside).Set(sh.key, sh.value, nil)
 	l.layerOf(sh).addRequest(sh.key[:len(sh.key)-len(id)], id, r)

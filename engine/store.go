@@ -441,10 +441,10 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 	}
 	// Reads are not to cause compactions.
 	opts.Experimental.ReadSamplingMultiplier = -1
+	// A level has what the one above it has, if nothing else is said.
+	opts.Levels[0].FilterPolicy = bloom.FilterPolicy(10)
 	// Get never asks the filters of the last level.
-	for i := range opts.Levels[:len(opts.Levels)-1] {
-		opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
-	}
+	opts.Levels[len(opts.Levels)-1].FilterPolicy = pebble.NoFilterPolicy
 	return opts
 }
 

@@ -10,6 +10,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/gabiondb/gabion/engine"
 )
 
 const (
@@ -51,7 +53,7 @@ func rawPebble(name string, keys func() *keySet, sync bool) *Subject {
 
 // openStore opens a store with the settings of gabion's own.
 func openStore(dir string, fsys vfs.FS) (*pebble.DB, error) {
-	cache := pebble.NewCache(usualBlocks)
+	cache := pebble.NewCache(engine.DefaultBlockCacheSize)
 	defer cache.Unref()
 	opts := &pebble.Options{
 		FormatMajorVersion:          pebble.FormatNewest,
@@ -65,9 +67,8 @@ func openStore(dir string, fsys vfs.FS) (*pebble.DB, error) {
 		FlushDelayDeleteRange:       5 * time.Second,
 	}
 	opts.Experimental.ReadSamplingMultiplier = -1
-	for i := range opts.Levels[:len(opts.Levels)-1] {
-		opts.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
-	}
+	opts.Levels[0].FilterPolicy = bloom.FilterPolicy(10)
+	opts.Levels[len(opts.Levels)-1].FilterPolicy = pebble.NoFilterPolicy
 	return pebble.Open(dir, opts)
 }
 

@@ -59,9 +59,9 @@ func keysTable(few, many, most *filling, log int64) *Table {
 		Section: "scale",
 		Name:    "keys in the store",
 		Note: fmt.Sprintf("gabion, always: 64 callers charge 32 keys at a time, drawn uniformly, for %d times as long as elsewhere. "+
-			"Keys of 16 bytes that live for 12 to 24 hours, compacted before. 512 MiB hold all blocks of ten million, 64 MiB a part. "+
+			"Keys of 16 bytes that live for 12 to 24 hours, compacted before. 512 MiB hold all blocks of ten million, the default of 160 MiB a part. "+
 			"Memory is that of a process that does nothing else: the most that was resident, and what is live of the Go heap, with Pebble's caches where they are on it. "+
-			"By the options it is the caches and four memtables; Go's garbage collector takes up to as much again, unless GOGC or GOMEMLIMIT say otherwise. "+
+			"By the options it is the caches, and 64 MiB for what blocks take beyond what they count for; Go's garbage collector takes up to as much again, unless GOGC or GOMEMLIMIT say otherwise. "+
 			"Reopened: from a kill with the log at its largest to the first decision, with what was written still in the system's cache.", longer),
 		Rounds: 3,
 		Columns: []Column{
@@ -79,10 +79,10 @@ func keysTable(few, many, most *filling, log int64) *Table {
 		t.Subjects = append(t.Subjects, &Subject{Name: name, Measure: func(r *Run) error { return measureKeys(r, f, cached, blocks, log) }})
 		return name
 	}
-	add(inShort(few.keys)+" keys", few, few.keys, usualBlocks)
-	warm := add(inShort(many.keys)+" keys", many, many.keys, usualBlocks)
-	all := add(inShort(most.keys)+" keys", most, most.keys, usualBlocks)
-	part := add(fmt.Sprintf("%s keys, a cache for %s", inShort(most.keys), inShort(many.keys)), most, many.keys, usualBlocks)
+	add(inShort(few.keys)+" keys", few, few.keys, engine.DefaultBlockCacheSize)
+	warm := add(inShort(many.keys)+" keys", many, many.keys, engine.DefaultBlockCacheSize)
+	all := add(inShort(most.keys)+" keys", most, most.keys, engine.DefaultBlockCacheSize)
+	part := add(fmt.Sprintf("%s keys, a cache for %s", inShort(most.keys), inShort(many.keys)), most, many.keys, engine.DefaultBlockCacheSize)
 	add(part+", 512 MiB of blocks", most, many.keys, 512<<20)
 	t.Targets = []Target{
 		{What: "decisions with " + all + ", of those with " + warm, Of: Cell{all, keysDecisions}, To: Cell{warm, keysDecisions}, Bound: 0.6},
@@ -329,7 +329,7 @@ func measureKeys(r *Run, f *filling, cached int, blocks, log int64) error {
 		r.Report(keysPeak, float64(figures.Peak)/mb)
 	}
 	r.Report(keysLive, float64(figures.Live)/mb)
-	r.Report(keysAllowed, float64(size+blocks+memtables)/mb)
+	r.Report(keysAllowed, float64(size+blocks+besides)/mb)
 
 	fsys := &logFS{FS: vfs.Default}
 	start := time.Now()
@@ -350,12 +350,9 @@ func measureKeys(r *Run, f *filling, cached int, blocks, log int64) error {
 	return errors.Join(err, l.Close())
 }
 
-// What a store takes in memory beside the cache of decoded states: Pebble's cache
-// of blocks, unless more is said, and the memtables, four of 16 MiB at most.
-const (
-	usualBlocks = 64 << 20
-	memtables   = 4 * 16 << 20
-)
+// besides is what a store takes in memory beside its caches, in which memtables
+// count.
+const besides = 64 << 20
 
 // cacheSize returns the size of a cache that holds so many keys. It is dealt to
 // 64 shards in equal parts, and keys are dealt to them by their hash: so there has

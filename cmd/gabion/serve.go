@@ -67,13 +67,13 @@ Example:
   $ redis-cli -p 6380 CL.THROTTLE user:42 15 30 60
 `,
 		flags: func(fs *pflag.FlagSet) action {
-			f := serveFlags{set: fs, cacheSize: 256 << 20, blockCacheSize: 64 << 20, maxBuffers: 256 << 20}
+			f := serveFlags{set: fs, cacheSize: engine.DefaultCacheSize, blockCacheSize: engine.DefaultBlockCacheSize, maxBuffers: 256 << 20}
 			fs.StringVar(&f.dir, "dir", defaultDir, "the `directory` of the store")
 			fs.StringVar(&f.addr, "addr", "127.0.0.1:6380", "listen at this `host:port`")
 			fs.Var(&f.durability, "durability", "answer when the disk has it, or sync every interval, or never")
 			fs.DurationVar(&f.syncInterval, "sync-interval", 10*time.Millisecond, "the time between syncs with interval, between writes with never")
 			fs.Var(&f.cacheSize, "cache-size", "the most memory for decoded keys")
-			fs.Var(&f.blockCacheSize, "block-cache-size", "the most memory for blocks of the store's tables")
+			fs.Var(&f.blockCacheSize, "block-cache-size", "memory for blocks of the store's tables, and for memtables")
 			f.caps.addQuota(fs)
 			f.caps.addRolling(fs)
 			fs.BoolVar(&f.purge, "purge", true, "delete expired keys from the disk; they are answered as absent either way")
