@@ -172,6 +172,11 @@ func TestCrowd(t *testing.T) {
 		for i := range callers {
 			rng := rand.New(rand.NewPCG(seed, uint64(i)))
 			wg.Go(func() {
+				defer func() {
+					if r := recover(); r != nil {
+						t.Errorf("a call has panicked: %v", r)
+					}
+				}()
 				for time.Since(began) < last && !t.Failed() {
 					made[i] = append(made[i], call(rng))
 					if rng.IntN(16) == 0 {
