@@ -76,9 +76,9 @@ type Options struct {
 
 	// BlockCacheSize is the size of Pebble's cache of table blocks, in bytes.
 	// Memtables, up to 64 MiB, count for it, and with CGO_ENABLED=0 blocks take a
-	// quarter more than they count for. The default is 160 MiB. A
-	// store with more keys than CacheSize holds gains most by this one: a short key
-	// takes a third there of what it takes decoded.
+	// quarter more than they count for. The default is 160 MiB. A store with more
+	// keys than CacheSize holds gains most by this one: a short key takes a third
+	// there of what it takes decoded.
 	BlockCacheSize int64
 
 	// QuotaMaxLimit and QuotaMaxWindow are the largest limit and the longest
