@@ -189,9 +189,7 @@ func (c *calls) make() {
 func (c *calls) recovers(before int64, goroutines int) {
 	c.t.Helper()
 	eventually(c.t, "the attackers' connections end", func() bool { return connected(c.wire) == 1 })
-	if n := buffers(c.wire); n != 0 {
-		c.t.Errorf("%d bytes are still held", n)
-	}
+	released(c.wire)
 	if got := c.ask(words("INFO stats")); !strings.Contains(got, "\r\nconnection_panics:0\r\n") {
 		c.t.Errorf("INFO stats = %q", got)
 	}

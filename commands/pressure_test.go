@@ -25,6 +25,13 @@ func buffers(c *wire) (n int) {
 	return n
 }
 
+// released waits until no memory is held for a connection. That it is given back
+// comes after what the client sees: the end of the connection, or of the replies.
+func released(c *wire) {
+	c.t.Helper()
+	eventually(c.t, "no buffers are held", func() bool { return buffers(c) == 0 })
+}
+
 // sending writes s from a goroutine of its own. The channel tells when it is
 // done.
 func (w *wire) sending(s string) <-chan error {
@@ -116,6 +123,7 @@ func TestUnsentRepliesExceedMemory(t *testing.T) {
 		if got := c.rest(); got != "" {
 			t.Errorf("the client got %d bytes, want the end: %d replies of %d were to wait", len(got), n, len(docs))
 		}
+		synctest.Wait()
 		if got := buffers(watch); got != 0 {
 			t.Errorf("%d bytes are still held", got)
 		}

@@ -65,9 +65,7 @@ func TestLargestRequest(t *testing.T) {
 	if got := c.ask(strings.Repeat(request(keys...), 5)); got != strings.Repeat(":0\r\n", 5) {
 		t.Errorf("EXISTS of 1023 keys = %q", got)
 	}
-	if n := buffers(c); n != 0 {
-		t.Errorf("%d bytes are still held", n)
-	}
+	released(c)
 }
 
 func TestBytewiseSender(t *testing.T) {
@@ -96,9 +94,7 @@ func TestLongPipeline(t *testing.T) {
 	if err := <-sent; err != nil {
 		t.Fatal(err)
 	}
-	if n := buffers(c); n != 0 {
-		t.Errorf("%d bytes are still held", n)
-	}
+	released(c)
 }
 
 func TestMaxClients(t *testing.T) {
