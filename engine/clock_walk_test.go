@@ -185,6 +185,9 @@ func (w *walk) open(down int64) {
 	} else {
 		w.counted += w.openedAt - before
 	}
+	if w.charged == 0 {
+		w.mark = w.openedAt // the store has none, and nothing that a clock could endanger
+	}
 }
 
 // restart closes the limiter, or cuts its power, and opens it after a while.
