@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -132,10 +133,11 @@ func (l *Limiter) check(op *Op) error {
 	return ErrInvalidVerb
 }
 
-// refused returns the error of a decision on state, for which err is the
-// arithmetic's: first what is wrong with the arguments, then the kind, then the rest.
-func refused(err error, state limit.State, kind limit.Kind) error {
-	if !state.Is(kind) && !errors.Is(err, limit.ErrInvalid) {
+// refused returns the error of a decision of one kind on a key that holds another,
+// for which err is the arithmetic's: first what is wrong with the arguments, then
+// the kind, then the rest.
+func refused(err error, held, kind limit.Kind) error {
+	if !held.Admits(kind) && !errors.Is(err, limit.ErrInvalid) {
 		return ErrWrongKind
 	}
 	return err
@@ -150,12 +152,13 @@ func (v Verb) looks() bool {
 	return false
 }
 
-// heldTurn is the mutex of a shard that a pipeline holds on to for operations
-// in a row on keys of that shard, as on a hot key. A cut takes all mutexes, so
-// who waits for a round lets go first, as does who takes another. The zero value
-// holds none.
+// heldTurn is the turn that a pipeline holds on to for operations in a row on
+// keys of one shard. Those in a row on one key, as on a hot one, have all of it in
+// common: the instant, and where the key is in the cache. A cut takes the mutexes
+// of all shards, so who waits for a round lets go first, as does who takes another
+// shard's. The zero value holds none.
 type heldTurn struct {
-	sh  *shard
+	turn
 	ops int // how many it has been used for
 }
 
@@ -163,13 +166,19 @@ type heldTurn struct {
 // may be carried out together.
 const maxHeld = MaxTogether
 
-// take has h hold the mutex of sh.
-func (h *heldTurn) take(sh *shard) {
-	if h.sh != sh || h.ops == maxHeld {
-		h.release()
-		sh.mu.Lock()
-		h.sh = sh
+// take has h hold the turn of key.
+func (h *heldTurn) take(l *Limiter, key []byte) {
+	if h.ops < maxHeld && bytes.Equal(key, h.key) {
+		h.ops++
+		return
 	}
+	t := l.turnOf(key)
+	if h.sh != t.sh || h.ops == maxHeld {
+		h.release()
+		t.sh.mu.Lock()
+	}
+	h.turn = t
+	h.now = l.clock.now()
 	h.ops++
 }
 
@@ -197,10 +206,8 @@ func (l *Limiter) step(held *heldTurn, op *Op, r *Result) error {
 		r.round = v.round
 		return v.look(op, r)
 	}
-	t := l.turnOf(op.Key)
-	held.take(t.sh)
-	t.now = l.clock.now()
-	err := l.change(&t, op, r)
+	held.take(l, op.Key)
+	err := l.change(&held.turn, op, r)
 	if op.Verb != OpThrottle && op.Verb != OpRefund {
 		held.release() // it may have read what lies beside the head: a cut is not to wait for many of those
 	}
@@ -248,7 +255,7 @@ type beside interface {
 func answer(op *Op, r *Result, now int64, state limit.State, b beside) (err error) {
 	switch op.Verb {
 	case OpProbe:
-		_, err = throttle(state, now, op, &r.Decision)
+		_, err = throttle(&state, now, op, &r.Decision)
 	case OpProbeQuota:
 		var earlier limit.Request
 		if state.Kind == limit.KindQuota {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -385,5 +386,61 @@ func TestPanicLetsGoOfTheTurn(t *testing.T) {
 	}
 	if d, err := l.Throttle([]byte("a"), rate, 1); !d.Allowed || err != nil {
 		t.Errorf("Throttle = %+v, %v behind the panic", d, err)
+	}
+}
+
+// TestInstantsOfAPipeline has a clock that goes on by a millisecond with each reading.
+// Charges and refunds in a row on one key are made at one instant, as many of them as
+// a turn is held for; all others have an instant each.
+func TestInstantsOfAPipeline(t *testing.T) {
+	var readings atomic.Int64
+	l := open(t, "store", engine.Options{Durability: engine.Never, SyncInterval: time.Hour, NoPurge: true, Now: func() time.Time {
+		return epoch.Add(time.Duration(readings.Add(1)) * time.Millisecond)
+	}})
+	rate := limit.Rate{Burst: 1000, Count: 1, Period: time.Hour}
+	for _, test := range []struct {
+		name  string
+		verbs []engine.Verb
+		keys  []string
+		want  []int // the reading of each, from that of the key's first on
+	}{
+		{"one key", []engine.Verb{engine.OpThrottle, engine.OpThrottle, engine.OpRefund, engine.OpThrottle}, []string{"a"}, []int{0, 0, 0, 0}},
+		{"many times", make([]engine.Verb, 257), []string{"b"}, slices.Concat(make([]int, 128), slices.Repeat([]int{1}, 128), []int{2})},
+		{"keys in turn", make([]engine.Verb, 4), []string{"c", "d"}, []int{0, 0, 2, 2}},
+		{"a look between", []engine.Verb{engine.OpThrottle, engine.OpProbe, engine.OpThrottle}, []string{"e"}, []int{0, 1, 2}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var ops []engine.Op
+			for i, v := range test.verbs {
+				ops = append(ops, engine.Op{Verb: v, Key: []byte(test.keys[i%len(test.keys)]), Rate: rate, N: 1})
+			}
+			hits := l.Metrics().CacheHits
+			charged := map[string]int{}
+			for i, r := range l.Do(ops, nil) {
+				key, n := string(ops[i].Key), 1
+				switch ops[i].Verb {
+				case engine.OpThrottle:
+					charged[key]++
+					n = 0
+				case engine.OpRefund:
+					charged[key]--
+					n = 0
+				}
+				since := time.Duration(charged[key]+n)*rate.Period - r.Decision.ResetAfter
+				if want := time.Duration(test.want[i]) * time.Millisecond; r.Err != nil || since != want {
+					t.Errorf("operation %d is made %v after the first on its key, %v, want %v", i, since, r.Err, want)
+				}
+			}
+			hits = l.Metrics().CacheHits - hits
+			want := 0
+			for _, v := range test.verbs {
+				if v != engine.OpProbe {
+					want++
+				}
+			}
+			if want -= len(test.keys); int(hits) != want {
+				t.Errorf("%d operations found their key in the cache, want %d", hits, want)
+			}
+		})
 	}
 }

@@ -39,27 +39,27 @@ func (l *Limiter) Refund(key []byte, r limit.Rate, n int64) (limit.Decision, err
 }
 
 func (l *Limiter) throttle(t *turn, op *Op, r *Result) error {
-	next, err := throttle(t.state, t.now, op, &r.Decision)
+	next, err := throttle(&t.state, t.now, op, &r.Decision)
 	if err == nil && r.Decision.Allowed && op.N > 0 {
-		l.put(t, next)
+		l.put(t, limit.State{Kind: limit.KindGCRA, GCRA: next})
 	}
 	return err
 }
 
 // throttle decides op on state at now, without a look at anything else, and
 // returns the state that a charge leaves.
-func throttle(state limit.State, now int64, op *Op, d *limit.Decision) (limit.State, error) {
+func throttle(state *limit.State, now int64, op *Op, d *limit.Decision) (limit.GCRAState, error) {
 	next, decision, err := state.GCRA.Take(now, op.Rate, op.N)
-	if err := refused(err, state, limit.KindGCRA); err != nil {
-		return state, err
+	if err := refused(err, state.Kind, limit.KindGCRA); err != nil {
+		return state.GCRA, err
 	}
 	*d = decision
-	return limit.State{Kind: limit.KindGCRA, GCRA: next}, nil
+	return next, nil
 }
 
 func (l *Limiter) refund(t *turn, op *Op, r *Result) error {
 	next, decision, err := t.state.GCRA.Refund(t.now, op.Rate, op.N)
-	if err := refused(err, t.state, limit.KindGCRA); err != nil {
+	if err := refused(err, t.state.Kind, limit.KindGCRA); err != nil {
 		return err
 	}
 	r.Decision = decision

@@ -80,7 +80,7 @@ func (l *Limiter) takeQuota(t *turn, op *Op, r *Result) error {
 }
 
 func (l *Limiter) refundQuota(t *turn, op *Op, r *Result) error {
-	if !t.state.Is(limit.KindQuota) {
+	if !t.state.Kind.Admits(limit.KindQuota) {
 		return ErrWrongKind
 	}
 	earlier, err := l.request(t, op.ID)
@@ -113,7 +113,7 @@ func (l *Limiter) checkQuota(op *Op) error {
 // returns the state that an accepted request leaves.
 func takeQuota(state limit.State, now int64, op *Op, earlier limit.Request) (limit.State, limit.Grant, error) {
 	next, grant, err := state.Quota.Take(now, op.Quota, op.N, earlier)
-	if err := refused(err, state, limit.KindQuota); err != nil {
+	if err := refused(err, state.Kind, limit.KindQuota); err != nil {
 		return state, limit.Grant{}, err
 	}
 	return limit.State{Kind: limit.KindQuota, Quota: next}, grant, nil
@@ -191,7 +191,7 @@ func (v *View) request(deadline int64, key []byte, id string) (limit.Request, er
 
 // usageOf tells what has been spent of the quota that state is at now.
 func usageOf(state limit.State, now int64) (QuotaUsage, error) {
-	if !state.Is(limit.KindQuota) {
+	if !state.Kind.Admits(limit.KindQuota) {
 		return QuotaUsage{}, ErrWrongKind
 	}
 	q := state.Quota

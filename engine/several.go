@@ -181,7 +181,7 @@ func (g *group) decide(now int64, rs []Result) error {
 	}
 	err := decide(now, g.states, g.rows, g.decisions)
 	for i := range g.turns {
-		if t := &g.turns[i]; refused(err, t.state, limit.KindGCRA) == ErrWrongKind {
+		if t := &g.turns[i]; refused(err, t.state.Kind, limit.KindGCRA) == ErrWrongKind {
 			return fmt.Errorf("%w: %q", ErrWrongKind, t.key)
 		}
 	}

@@ -82,9 +82,11 @@ func (l *Limiter) turnOf(key []byte) turn {
 }
 
 // load finds the state that the key of t has at t.now. Whoever calls it holds
-// t.sh.mu.
+// t.sh.mu, and has done so since t.entry was found, if it was.
 func (l *Limiter) load(t *turn) error {
-	if t.entry = t.sh.cache.get(t.key); t.entry == nil {
+	if t.entry != nil {
+		t.sh.cache.hits++
+	} else if t.entry = t.sh.cache.get(t.key); t.entry == nil {
 		t.sh.key = l.keys.AppendHead(t.sh.key[:0], t.slice, t.key)
 		applied := l.rounds.applied.Load()
 		state, err := l.get(t.sh.key)

@@ -103,6 +103,10 @@ var kindNames = [...]string{
 	KindRolling: "rolling",
 }
 
+// Admits tells whether a decision of kind d can be made on a key that holds k: it
+// holds the same, or nothing.
+func (k Kind) Admits(d Kind) bool { return k == d || k == KindNone }
+
 // String returns the name of the kind as the TYPE command gives it.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {

@@ -26,7 +26,3 @@ func (s State) Deadline() int64 {
 	}
 	return 0
 }
-
-// Is tells whether a decision of kind k can be made on s: it holds that kind, or
-// nothing.
-func (s State) Is(k Kind) bool { return s.Kind == k || s.Kind == KindNone }
