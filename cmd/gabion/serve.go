@@ -215,6 +215,7 @@ func (f *serveFlags) serve(p *program) error {
 		Logger:       log,
 		Version:      version(),
 	})
+	defer collectFrom(int64(f.cacheSize) + int64(f.blockCacheSize))()
 	if opts.Durability != engine.Never {
 		defer spareProcessor()() // the server has counted those that there are
 	}
