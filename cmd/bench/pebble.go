@@ -62,7 +62,7 @@ func openStore(dir string, fsys vfs.FS) (*pebble.DB, error) {
 		Logger:                      pebbleLogger{},
 		MemTableSize:                16 << 20,
 		MemTableStopWritesThreshold: 4,
-		L0CompactionThreshold:       4,
+		L0CompactionThreshold:       8,
 		L0StopWritesThreshold:       24,
 		FlushDelayDeleteRange:       5 * time.Second,
 	}
