@@ -3,6 +3,7 @@ package commands_test
 import (
 	"fmt"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -267,4 +268,21 @@ func TestInfo(t *testing.T) {
 	if got := c.ask(words("INFO")); strings.Contains(got, "# Commandstats") || !strings.Contains(got, "# Server") || !strings.Contains(got, "# Keyspace") {
 		t.Errorf("INFO = %q", got)
 	}
+}
+
+// What INFO says of memory does without a ballast.
+func TestInfoLeavesOutBallast(t *testing.T) {
+	used := func(ballast int64) (n int64) {
+		_, rest, _ := strings.Cut(serve(t, commands.Config{Ballast: ballast}).dial().ask(words("INFO memory")), "\r\nused_memory:")
+		if _, err := fmt.Sscan(rest, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	const size = 128 << 20
+	ballast := make([]byte, size)
+	if with, without := used(size), used(0); with < 0 || without-with < size/2 {
+		t.Errorf("%d bytes are used besides a ballast of %d, and %d with it", with, size, without)
+	}
+	runtime.KeepAlive(ballast)
 }

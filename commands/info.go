@@ -155,7 +155,7 @@ func (r *report) clients(s *session) error {
 func (r *report) memory(s *session) error {
 	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(samples)
-	used := samples[0].Value.Uint64() - samples[1].Value.Uint64()
+	used := samples[0].Value.Uint64() - samples[1].Value.Uint64() - uint64(s.srv.cfg.Ballast)
 	m := s.srv.limiter.Metrics()
 	r.line("used_memory", used)
 	r.line("used_memory_human", fmt.Sprintf("%.2fM", float64(used)/(1<<20)))

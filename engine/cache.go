@@ -103,9 +103,14 @@ func (c *cache) get(key []byte) *entry {
 		c.misses++
 		return nil
 	}
+	c.hit(e)
+	return e
+}
+
+// hit notes that e, which is in the cache, was asked for.
+func (c *cache) hit(e *entry) {
 	c.hits++
 	e.used = true
-	return e
 }
 
 // maxEvictSteps bounds how far one call of add moves the hand. In the second

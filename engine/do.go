@@ -13,7 +13,8 @@ import (
 
 // Do carries out ops in order, each by itself, and appends a result for each
 // to dst. It waits for the disk once, after the last: a pipeline of a thousand
-// operations costs one wait. Operations of other callers may come between.
+// operations costs one wait. Operations of other callers may come between. Charges
+// and refunds in a row on one key are made at one instant, 128 of them at most.
 // Those that go together (see Op.With) are carried out as one, and if there is
 // an error all of them have it.
 func (l *Limiter) Do(ops []Op, dst []Result) []Result {

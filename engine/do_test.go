@@ -391,13 +391,17 @@ func TestPanicLetsGoOfTheTurn(t *testing.T) {
 
 // TestInstantsOfAPipeline has a clock that goes on by a millisecond with each reading.
 // Charges and refunds in a row on one key are made at one instant, as many of them as
-// a turn is held for; all others have an instant each.
+// a turn is held for; those on other keys, also of the same shard, are not.
 func TestInstantsOfAPipeline(t *testing.T) {
 	var readings atomic.Int64
 	l := open(t, "store", engine.Options{Durability: engine.Never, SyncInterval: time.Hour, NoPurge: true, Now: func() time.Time {
 		return epoch.Add(time.Duration(readings.Add(1)) * time.Millisecond)
 	}})
 	rate := limit.Rate{Burst: 1000, Count: 1, Period: time.Hour}
+	neighbour := "f"
+	for shard := func(key string) uint16 { return l.Keys().Slice([]byte(key)) >> 10 }; shard(neighbour) != shard("e"); {
+		neighbour += "f"
+	}
 	for _, test := range []struct {
 		name  string
 		verbs []engine.Verb
@@ -407,7 +411,8 @@ func TestInstantsOfAPipeline(t *testing.T) {
 		{"one key", []engine.Verb{engine.OpThrottle, engine.OpThrottle, engine.OpRefund, engine.OpThrottle}, []string{"a"}, []int{0, 0, 0, 0}},
 		{"many times", make([]engine.Verb, 257), []string{"b"}, slices.Concat(make([]int, 128), slices.Repeat([]int{1}, 128), []int{2})},
 		{"keys in turn", make([]engine.Verb, 4), []string{"c", "d"}, []int{0, 0, 2, 2}},
-		{"a look between", []engine.Verb{engine.OpThrottle, engine.OpProbe, engine.OpThrottle}, []string{"e"}, []int{0, 1, 2}},
+		{"keys of a shard in turn", make([]engine.Verb, 4), []string{"e", neighbour}, []int{0, 0, 2, 2}},
+		{"a look between", []engine.Verb{engine.OpThrottle, engine.OpProbe, engine.OpThrottle}, []string{"g"}, []int{0, 1, 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var ops []engine.Op

@@ -85,7 +85,7 @@ func (l *Limiter) turnOf(key []byte) turn {
 // t.sh.mu, and has done so since t.entry was found, if it was.
 func (l *Limiter) load(t *turn) error {
 	if t.entry != nil {
-		t.sh.cache.hits++
+		t.sh.cache.hit(t.entry)
 	} else if t.entry = t.sh.cache.get(t.key); t.entry == nil {
 		t.sh.key = l.keys.AppendHead(t.sh.key[:0], t.slice, t.key)
 		applied := l.rounds.applied.Load()

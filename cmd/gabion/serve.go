@@ -163,6 +163,8 @@ func (f *serveFlags) serve(p *program) error {
 		}
 	}
 
+	ballast := newBallast(int64(f.cacheSize), int64(f.blockCacheSize))
+	defer runtime.KeepAlive(ballast)
 	opts := &engine.Options{
 		Durability:     engine.Durability(f.durability),
 		SyncInterval:   f.syncInterval,
@@ -212,10 +214,10 @@ func (f *serveFlags) serve(p *program) error {
 		IdleTimeout:  f.idleTimeout,
 		WriteTimeout: f.writeTimeout,
 		BackupDir:    backupDir,
+		Ballast:      int64(len(ballast)),
 		Logger:       log,
 		Version:      version(),
 	})
-	defer collectFrom(int64(f.cacheSize) + int64(f.blockCacheSize))()
 	if opts.Durability != engine.Never {
 		defer spareProcessor()() // the server has counted those that there are
 	}
@@ -227,6 +229,19 @@ func (f *serveFlags) serve(p *program) error {
 		log.Info("stopped")
 	}
 	return err
+}
+
+// newBallast returns a part of the heap that nobody touches, so it takes no memory.
+// Go's collector begins when the heap is twice what was live, and has the ballast
+// for live. Without it the heap of a small store is collected every few seconds,
+// and for the milliseconds that takes requests wait for the processors. If the
+// environment says how far the heap may grow there is none.
+func newBallast(cacheSize, blockCacheSize int64) []byte {
+	const most = 1 << 30
+	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
+		return nil
+	}
+	return make([]byte, (min(cacheSize, most)+min(blockCacheSize, most))/4)
 }
 
 // spareProcessor lets Go run one more thread than it would by itself, unless the
