@@ -272,12 +272,8 @@ func TestInfo(t *testing.T) {
 
 // What INFO says of memory does without a ballast.
 func TestInfoLeavesOutBallast(t *testing.T) {
-	used := func(ballast int64) (n int64) {
-		_, rest, _ := strings.Cut(serve(t, commands.Config{Ballast: ballast}).dial().ask(words("INFO memory")), "\r\nused_memory:")
-		if _, err := fmt.Sscan(rest, &n); err != nil {
-			t.Fatal(err)
-		}
-		return n
+	used := func(ballast int64) int {
+		return serve(t, commands.Config{Ballast: ballast}).dial().figure("memory", "used_memory")
 	}
 	const size = 128 << 20
 	ballast := make([]byte, size)

@@ -155,13 +155,9 @@ func memory() int64 {
 }
 
 // connected asks how many connections there are.
-func connected(c *wire) (n int) {
+func connected(c *wire) int {
 	c.t.Helper()
-	_, rest, _ := strings.Cut(c.ask(words("INFO clients")), "\r\nconnected_clients:")
-	if _, err := fmt.Sscan(rest, &n); err != nil {
-		c.t.Fatal(err)
-	}
-	return n
+	return c.figure("clients", "connected_clients")
 }
 
 // calls makes calls of a good client, which know the answer to each.

@@ -16,11 +16,17 @@ import (
 )
 
 // buffers asks for the memory that connections have taken.
-func buffers(c *wire) (n int) {
+func buffers(c *wire) int {
 	c.t.Helper()
-	_, rest, _ := strings.Cut(c.ask(words("INFO memory")), "\r\nclient_buffers_bytes:")
+	return c.figure("memory", "client_buffers_bytes")
+}
+
+// figure asks for a figure in a section of INFO.
+func (w *wire) figure(section, name string) (n int) {
+	w.t.Helper()
+	_, rest, _ := strings.Cut(w.ask(words("INFO "+section)), "\r\n"+name+":")
 	if _, err := fmt.Sscan(rest, &n); err != nil {
-		c.t.Fatal(err)
+		w.t.Fatal(err)
 	}
 	return n
 }

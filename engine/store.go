@@ -419,7 +419,7 @@ func pebbleOptions(format pebble.FormatMajorVersion, fsys vfs.FS, cache *pebble.
 		// 16 MiB fits the processor's caches better than more does.
 		MemTableSize:                16 << 20,
 		MemTableStopWritesThreshold: 4,
-		L0CompactionThreshold:       8,
+		L0CompactionThreshold:       8, // Pebble counts each sublevel twice: these are four
 		L0StopWritesThreshold:       24,
 
 		// Without it a range tombstone would stay in the memtable of a store
